@@ -12,6 +12,7 @@ from pathlib import Path
 
 import paho.mqtt.client as paho
 import pytest
+from argon2 import PasswordHasher
 from paho.mqtt.enums import CallbackAPIVersion
 
 from penstock import Security, SyncClient
@@ -116,3 +117,27 @@ def test_a_file_that_is_not_valid_keeps_a_node_from_starting(folder: Path, tmp_p
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 1
     assert "rule 1: allow has 'fly'" in ended.stderr
+
+
+@pytest.mark.slow  # a process, and one for each command
+def test_pub_and_sub_log_in_with_a_password_that_is_no_argument(
+    tmp_path: Path, node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, password = "ann/@ü", "p@ss:/%41 word"
+    hasher = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+    (tmp_path / "passwords").write_text(f"{user}:{hasher.hash(password)}\n")
+    (tmp_path / "secret").write_text(password + "\n")
+    config = tmp_path / "penstock.toml"
+    config.write_text('[mqtt.access]\nanonymous = "never"\n[access]\npassword_file = "passwords"\n')
+    node.start("--config", str(config), directory=tmp_path)
+    to = ("--mqtt", node.addresses["mqtt"])
+    by_file = ("--user", user, "--password-file", str(tmp_path / "secret"))
+    assert run_penstock("pub", "a", "body", "--retain", *to, *by_file).returncode == 0
+    monkeypatch.setenv("PENSTOCK_PASSWORD", password)
+    seen = run_penstock("sub", "a", "--count", "1", "--json", "--user", user, *to)
+    assert json.loads(seen.stdout) == {"topic": "a", "body": "body"}
+    monkeypatch.setenv("PENSTOCK_PASSWORD", "wrong")
+    wrong = run_penstock("pub", "a", "body", "--user", user, *to)
+    assert (wrong.returncode, "the user name or the password is not right" in wrong.stderr) == (1, True)
+    nobody = run_penstock("pub", "a", "body", *to)
+    assert (nobody.returncode, "give --user NAME" in nobody.stderr) == (1, True)

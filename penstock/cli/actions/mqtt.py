@@ -3,27 +3,83 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from getpass import getpass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 from amqtt.client import MQTTClient
 from amqtt.errors import ConnectError
 
 from penstock.cli.actions.output import print_row, text_of
+from penstock.gateway.protocol.reasons import ConnectCode
 from penstock.store.options import HostPort
+
+PASSWORD = "PENSTOCK_PASSWORD"
+"""Environment variable with the password of the user that `--user` names."""
+
+REFUSALS = {
+    ConnectCode.IDENTIFIER_REJECTED: "it does not accept the client id",
+    ConnectCode.SERVER_UNAVAILABLE: "it is busy or has no room, so try again later",
+    ConnectCode.BAD_USER_NAME_OR_PASSWORD: "the user name or the password is not right",
+    ConnectCode.NOT_AUTHORIZED: "it accepts no client without a login (give --user NAME), or this user may not connect",
+}
+"""What the return codes of a CONNACK mean (MQTT 3.1.1, 3.2.2.3)."""
 
 _CLIENT = {"auto_reconnect": False, "keep_alive": 60, "plugins": {}}
 
 
-async def publish(address: HostPort, topic: str, body: bytes, *, qos: int, retain: bool, count: int) -> None:
+class UserPassword(NamedTuple):
+    """A user name and its password."""
+
+    user: str
+    password: str
+
+
+def login_of(user: str | None, source: Path | None) -> UserPassword | None:
+    """Return the login of a command: the password is that of a file, of the environment, or typed in. None without a user.
+
+    Raises:
+        ValueError: there is a password without a user, or a user without a password.
+        OSError: the file can't be read.
+    """
+    if user is None:
+        if source is not None:
+            raise ValueError("--password-file has a password and no user name: add --user NAME.")
+        return None
+    if not user:
+        raise ValueError("--user is empty: name a user, or leave the option out to connect without a login.")
+    if source is not None:
+        text = sys.stdin.readline() if str(source) == "-" else source.read_text("utf-8").partition("\n")[0]
+        password = text.rstrip("\r\n")
+    elif PASSWORD in os.environ:
+        password = os.environ[PASSWORD]
+    elif sys.stdin.isatty():
+        password = getpass(f"Password of {user}: ")
+    else:
+        raise ValueError(f"no terminal to ask for the password of {user!r}; give --password-file FILE, or set {PASSWORD}")
+    if not password:
+        raise ValueError(f"the password of {user!r} is empty; no user of a node has an empty one")
+    return UserPassword(user, password)
+
+
+async def publish(
+    address: HostPort, login: UserPassword | None, topic: str, body: bytes, *, qos: int, retain: bool, count: int
+) -> None:
     """Publish a message over MQTT `count` times. At QoS 1 and 2, return when all of them are acknowledged."""
-    client = await _connected(address)
+    client = await _connected(address, login)
     for _ in range(count):
         await client.publish(topic, body, qos=qos, retain=retain)
     await client.disconnect()
 
 
-async def subscribe(address: HostPort, topic_filter: str, *, qos: int, count: int, as_json: bool) -> None:
+async def subscribe(
+    address: HostPort, login: UserPassword | None, topic_filter: str, *, qos: int, count: int, as_json: bool
+) -> None:
     """Print the messages of `topic_filter` as they arrive over MQTT. End after `count` messages, or never if `count` is 0."""
-    client = await _connected(address)
+    client = await _connected(address, login)
     codes = await client.subscribe([(topic_filter, qos)])
     if codes and codes[0] >= 0x80:
         await client.disconnect()
@@ -40,11 +96,16 @@ async def subscribe(address: HostPort, topic_filter: str, *, qos: int, count: in
         await client.disconnect()
 
 
-async def _connected(address: HostPort) -> MQTTClient:
+async def _connected(address: HostPort, login: UserPassword | None) -> MQTTClient:
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # amqtt raises its errors as well as logging them
     client = MQTTClient(config=_CLIENT)
+    who = f"{quote(login.user, safe='')}:{quote(login.password, safe='')}@" if login is not None else ""
     try:
-        await client.connect(f"mqtt://{address}/")
+        await client.connect(f"mqtt://{who}{address}/")
     except ConnectError as error:
+        code = getattr(error, "return_code", None)  # what the node said; None if it said nothing
+        if code is not None:
+            why = REFUSALS.get(code, f"return code {code}")
+            raise ConnectionError(f"The node on {address} refused the connection: {why}.") from error
         raise ConnectionError(f"No MQTT broker answers on {address} ({error}). Is `penstock serve` running there?") from error
     return client

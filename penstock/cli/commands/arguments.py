@@ -47,6 +47,20 @@ def add_mqtt_address(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_mqtt_login(command: argparse.ArgumentParser) -> None:
+    """Add `--user`, and where its password comes from."""
+    command.add_argument(
+        "--user",
+        metavar="NAME",
+        help="User name. The password is that of --password-file, or else of the variable PENSTOCK_PASSWORD, or asked for. "
+        "The node must be on this machine, or the network be one that you trust: the connection has no TLS.",
+    )
+    # A password among the arguments would be seen by everybody on the machine who lists processes.
+    command.add_argument(
+        "--password-file", type=Path, metavar="FILE", help="Read the password from the first line of this file; - is stdin."
+    )
+
+
 def add_pop_address(command: argparse.ArgumentParser) -> None:
     """Add `--pop`, the address of the node's gRPC listener."""
     command.add_argument(

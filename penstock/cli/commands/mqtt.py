@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_mqtt_address, count, read_body, run_async
+from penstock.cli.commands.arguments import (
+    Commands,
+    add_command,
+    add_json,
+    add_mqtt_address,
+    add_mqtt_login,
+    count,
+    read_body,
+    run_async,
+)
+
+if TYPE_CHECKING:
+    from penstock.cli.actions.mqtt import UserPassword
 
 
 def add_to(commands: Commands) -> None:
@@ -13,6 +26,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument("topic", help="Topic of the message.")
     command.add_argument("body", help="Body of the message, or - to read it from standard input.")
     add_mqtt_address(command)
+    add_mqtt_login(command)
     command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="Quality of service (%(default)s).")
     command.add_argument("--retain", action="store_true", help="Have the node retain the message for later subscribers.")
     command.add_argument("--count", type=count, default=1, help="Number of times to publish the message (%(default)s).")
@@ -21,6 +35,7 @@ def add_to(commands: Commands) -> None:
     command = add_command(commands, "sub", "Subscribe over MQTT and print each message that arrives.")
     command.add_argument("filter", help="Topic filter to subscribe to, such as 'plant/+/temp'.")
     add_mqtt_address(command)
+    add_mqtt_login(command)
     command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="Highest quality of service (%(default)s).")
     command.add_argument(
         "--count", type=count, default=0, help="Number of messages after which to end; 0 never ends (%(default)s)."
@@ -32,11 +47,21 @@ def add_to(commands: Commands) -> None:
 def _publish(options: argparse.Namespace) -> int:
     from penstock.cli.actions.mqtt import publish
 
+    login = _login(options)
     body = read_body(options.body)
-    return run_async(publish(options.mqtt, options.topic, body, qos=options.qos, retain=options.retain, count=options.count))
+    return run_async(
+        publish(options.mqtt, login, options.topic, body, qos=options.qos, retain=options.retain, count=options.count)
+    )
 
 
 def _subscribe(options: argparse.Namespace) -> int:
     from penstock.cli.actions.mqtt import subscribe
 
-    return run_async(subscribe(options.mqtt, options.filter, qos=options.qos, count=options.count, as_json=options.json))
+    login = _login(options)
+    return run_async(subscribe(options.mqtt, login, options.filter, qos=options.qos, count=options.count, as_json=options.json))
+
+
+def _login(options: argparse.Namespace) -> UserPassword | None:
+    from penstock.cli.actions.mqtt import login_of
+
+    return login_of(options.user, options.password_file)
