@@ -19,7 +19,8 @@ from tests.chaos.mutations import acknowledge_without_append
 
 Patch = pytest.MonkeyPatch
 
-HASH_US = 150_000
+HASH_US = 400_000
+"""How long a hash keeps the interpreter: as on a small machine. With 150 ms the row sees it only if nothing else runs."""
 
 
 def close_at_once(patch: Patch) -> None:
