@@ -124,10 +124,10 @@ class TaskListener:
         return self._consumer.problem
 
     async def open(self) -> None:
-        """Begin to consume. This waits for the node while it is away.
+        """Begin to consume. This waits while the node is away, or refuses the caller.
 
         Raises:
-            PopError: The node refuses the group or the caller.
+            PopError: The node refuses the group.
         """
         await self._consumer.open_when_possible()
         self._running = asyncio.create_task(self._consumer.run())

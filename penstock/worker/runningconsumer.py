@@ -16,6 +16,8 @@ from penstock.pop.errors import (
     ClientClosed,
     GroupExists,
     NodeUnavailable,
+    NotAuthenticated,
+    NotPermitted,
     Overloaded,
     PopError,
     StatusError,
@@ -162,14 +164,18 @@ class RunningConsumer:
         self._opened_s = asyncio.get_running_loop().time()
 
     async def open_when_possible(self) -> None:
-        """Open the consumer, and wait for the node while it is away. Raises as `open` for anything else."""
+        """Open the consumer. While the node is away, is overloaded, or refuses the caller, this waits and tries again.
+
+        Raises:
+            PopError: The node refuses the group.
+        """
         delays = RetryDelays()
         while True:
             try:
                 await self.open()
                 self._refused = ""
                 return
-            except (NodeUnavailable, Overloaded) as error:
+            except (NodeUnavailable, Overloaded, NotAuthenticated, NotPermitted) as error:
                 self._refused = str(error)
                 wait_s = delays.next_s()
                 logger.warning("%s: %s; the worker tries again in %.2f s", self.name, error, wait_s)
@@ -480,7 +486,7 @@ class RunningConsumer:
         """Await calls about messages; return the errors of those whose messages come back at their deadlines."""
         failed: list[PopError] = []
         for error in await asyncio.gather(*settling, return_exceptions=True):
-            if isinstance(error, (StatusError, NodeUnavailable, Overloaded, ClientClosed)):
+            if isinstance(error, PopError):
                 logger.warning("%s: a message comes back at its deadline: %s", self._plan.name, error)
                 failed.append(error)
             elif isinstance(error, BaseException):

@@ -214,7 +214,7 @@ class Worker:
 
         Raises:
             WorkerError: The worker has no consumer.
-            PopError: The node refuses a group or the caller. A node that is away is waited for.
+            PopError: The node refuses a group. While it is away, or refuses the caller, the worker waits and tries again.
         """
         if not self._plans:
             raise WorkerError("the worker has no consumer: decorate a function with @app.consumer(...)")

@@ -340,10 +340,10 @@ async def test_a_message_is_extended_while_its_handler_runs(node: Node, client: 
     worker = Worker(node.target)
     attempts: list[int] = []
 
-    @worker.consumer(FILTER, group=GROUP, invisible=0.6, timeout=60)
+    @worker.consumer(FILTER, group=GROUP, invisible=2.0, timeout=60)
     async def handle(message: Message) -> None:
         attempts.append(message.attempt)
-        await until(lambda: counts(worker).extended == 3)
+        await until(lambda: counts(worker).extended == 2)
 
     await send(client, [b"x"])
     async with running(worker):

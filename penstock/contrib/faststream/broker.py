@@ -172,10 +172,10 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         return client
 
     async def start(self) -> None:
-        """Connect, and start all subscribers. This waits for the node while it is away.
+        """Connect, and start all subscribers. This waits while the node is away, or refuses the caller.
 
         Raises:
-            PopError: The node refuses a group or the caller.
+            PopError: The node refuses a group.
         """
         await self.connect()
         await super().start()

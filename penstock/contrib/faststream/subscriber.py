@@ -74,10 +74,10 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
     # --- the life of the subscriber ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to consume. This waits for the node while it is away.
+        """Begin to consume. This waits while the node is away, or refuses the caller.
 
         Raises:
-            PopError: The node refuses the group or the caller.
+            PopError: The node refuses the group.
         """
         self.compose()
         await super().start()
