@@ -138,6 +138,12 @@ class Checkpoint:
         """Yield all deliveries in order, whether open or closed."""
         return entries_of(self.body)
 
+    def positions(self, mask: int) -> Iterator[int]:
+        """Yield the positions of the messages of the deliveries in a bit set, in order."""
+        if mask == (1 << self.count) - 1:
+            return (entry[0] for entry in CHECKPOINT_ENTRY.iter_unpack(self.body))
+        return (self.entry(index).position for index in indexes_of(mask))
+
     def open_indexes(self) -> Iterator[int]:
         """Yield the indexes of the open deliveries."""
         return indexes_of(self.open)

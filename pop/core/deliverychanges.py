@@ -14,7 +14,6 @@ from penstock.pop.core.checkpoint import (
     Checkpoint,
     Entry,
     entries_of,
-    indexes_of,
     last_of,
 )
 from penstock.pop.core.checkpointtable import CheckpointTable
@@ -150,8 +149,8 @@ class DeliveryChanges:
             checkpoint.acked |= mask
             if group.order is not None:
                 self._groups.changed.add(group.id)
-                for index in indexes_of(mask):
-                    group.order.unlock(checkpoint.entry(index).position)
+                for message in checkpoint.positions(mask):
+                    group.order.unlock(message)
             checkpoints.close(checkpoint, mask)
             group.in_flight -= mask.bit_count()
 

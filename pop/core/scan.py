@@ -17,7 +17,11 @@ import numpy as np
 from penstock.pop.core.deadletters import DeadLetters
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import NO_KEY, PARKED_MAX, FifoOrder, Parked, order_key
+from penstock.store.commitlog import dense_until
+from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import entries_array
+from penstock.store.properties import message_group_of
+from penstock.store.record import KIND_AT, Kind, is_intact, properties_of
 from penstock.store.store import Store
 
 RESPONSE_BYTES = 3 * 1024 * 1024
@@ -78,6 +82,10 @@ class Scan:
         self.offset = group.scanned
         """Offset of the first entry that was not inspected."""
         self._inspected = 0
+        self._block, self._block_at = b"", 0
+        """Bytes of the log that were read ahead, and their position."""
+        self._last_key: tuple[bytes, int] = (b"", NO_KEY)
+        """Properties and key of the last message that names its message group."""
 
     def run(self, room: int) -> None:
         """Find up to `room` messages."""
@@ -85,14 +93,14 @@ class Scan:
         if order is not None:
             self._find_ready(order, room)
         bytes_left = RESPONSE_BYTES - sum(found.size for found in self.found)
-        for offset, position, size in self._candidates():
+        for offset, position, size, until in self._candidates(room):
             if len(self.found) == room or bytes_left <= 0 or self._inspected >= SCAN_READS_MAX:
                 return
             if order is not None and order.parked + len(self.parked) >= PARKED_MAX:
                 return
             self.offset = offset + 1
             self._inspected += 1
-            if self._is_wanted(position, size, offset) and self._find_or_park(order, position, size, offset):
+            if self._is_wanted(position, size, offset, until) and self._find_or_park(order, position, size, offset):
                 bytes_left -= size
 
     def _find_ready(self, order: FifoOrder, room: int) -> None:
@@ -105,8 +113,11 @@ class Scan:
             self._found_keys[key] = 0 if order.has_more(key, len(taken)) else self._in_order_max - len(taken)
             self.found += [Found(each.position, each.offset, each.size, key, True, each.attempts) for each in taken]
 
-    def _candidates(self) -> Iterator[tuple[int, int, int]]:
-        """Yield offset, position and size of the entries that the hash of their tag doesn't exclude; skip the others."""
+    def _candidates(self, room: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield offset, position and size of the entries that the hash of their tag doesn't exclude; skip the others.
+
+        Last comes up to where the log may be read ahead, for as many messages as there is room.
+        """
         queue, expression = self._group.queue, self._group.expression
         hashes = None if expression is None or expression.hashes is None else list(expression.hashes)
         passed = 0
@@ -118,18 +129,45 @@ class Scan:
                 return
             wanted = np.arange(len(entries)) if hashes is None else np.flatnonzero(np.isin(entries["aux"], hashes))
             positions, sizes = entries["position"][wanted].tolist(), entries["size"][wanted].tolist()
-            for at, position, size in zip(wanted.tolist(), positions, sizes, strict=True):
-                yield first + at, position, size
+            for number, (at, position, size) in enumerate(zip(wanted.tolist(), positions, sizes, strict=True)):
+                if number % room == 0:
+                    last = min(number + room, len(positions)) - 1
+                    until = dense_until((position, size), (positions[last], sizes[last]), last - number + 1)
+                yield first + at, position, size, until
             self.offset = first + len(entries)
             passed += len(entries)
 
-    def _is_wanted(self, position: int, size: int, offset: int) -> bool:
+    def _record(self, position: int, size: int, until: int) -> bytes | None:
+        """Return the record of a message, or None if it can't be read. What follows it up to `until` is read with it."""
+        at = position - self._block_at
+        if at < 0 or at + size > len(self._block):
+            if until <= position + size:
+                return self._read(position, size)
+            try:
+                self._block, self._block_at, at = self._store.read_ahead(position, size, until), position, 0
+            except PositionUnknown:
+                return self._read(position, size)
+        data = self._block[at : at + size]
+        if is_intact(data, 0, size) and data[KIND_AT] == Kind.MESSAGE:
+            return data
+        return self._read(position, size)  # It says what is wrong.
+
+    def _key_of(self, data: bytes) -> int:
+        properties, key = self._last_key
+        found = properties_of(data)
+        if not found or found != properties:
+            key = order_key(data)
+            if found and message_group_of(found):
+                self._last_key = (found, key)
+        return key
+
+    def _is_wanted(self, position: int, size: int, offset: int, until: int) -> bool:
         group = self._group
         if group.dead_letters_of and self._dead_letters.of_message(group.queue.id, position, offset) is None:
             return False  # an operator has redriven it
         if position < self._store.retention.expires_before and self._store.is_expired(position):
             return False  # retention has dropped it
-        data = self.records[position] = self._read(position, size)
+        data = self.records[position] = self._record(position, size, until)
         # A message that can't be read is handed out, and the pop dead-letters it.
         return data is None or group.expression is None or group.expression.matches(data)
 
@@ -140,7 +178,7 @@ class Scan:
             if order.knows(position):
                 return False  # after a repair of the log, a queue is scanned again
             data = self.records[position]
-            key = order_key(data) if data is not None else NO_KEY
+            key = self._key_of(data) if data is not None else NO_KEY
             if key != NO_KEY:
                 left = self._found_keys.get(key)
                 if left is None:

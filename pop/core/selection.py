@@ -88,7 +88,8 @@ def _fitting(group: ConsumerGroup, back: Entries, new: Entries, retries_first: b
     """Return the entries that fit into one response. If large messages fill it, new messages and retries are first in turn."""
     entries = back + new if retries_first else new + back
     if group.backoff:
-        codes = {attempt: backoff_code(backoff_ms(group.backoff, attempt)) for _, _, _, attempt, _, _ in entries}
+        attempts = {attempt for _, _, _, attempt, _, _ in entries}
+        codes = {attempt: backoff_code(backoff_ms(group.backoff, attempt)) for attempt in attempts}
         entries = [(*entry[:5], codes[entry[3]]) for entry in entries]
     left = RESPONSE_BYTES
     for count, entry in enumerate(entries):

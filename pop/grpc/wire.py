@@ -46,7 +46,7 @@ assert DELIVERY_DIGITS < 128, "the length of a handle must fit into one byte"
 def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, deadline_ms: int, dead: dict[int, Any]) -> bytes:
     """Return the field `messages` of a PopResponse.
 
-    This is on the hot path. Messages that have the sizes and the store time of the message before them are the fastest.
+    This is on the hot path. Messages that have the sizes, properties and store time of the message before them are the fastest.
 
     Args:
         body: entries of the checkpoint.
@@ -63,9 +63,9 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
     tail = _VISIBLE_AT_MS + varint(deadline_ms)
     parts: list[bytes] = []
     high, high_bytes = -1, b""
-    last, begin = _NO_SIZES, b""
-    """Sizes of the message before, and the part of its record before the topic. A message that has the same differs only in
-    handle, id, topic, body and offset."""
+    last, begin, properties = _NO_SIZES, b"", b""
+    """Sizes of the message before, the part of its record before the topic, and its properties. A message that has the same
+    differs only in handle, id, topic, body and offset."""
     front = topic_head = body_head = stored = end = b""
     topic_stop = body_from = 0
     for index, (data, entry) in enumerate(zip(records, CHECKPOINT_ENTRY.iter_unpack(body), strict=True)):
@@ -80,10 +80,15 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
                 high_bytes = varint(high)
             offset_bytes = continued[offset & SMALL - 1] + high_bytes
         sizes = (len(data), attempt, len(offset_bytes))
-        if sizes != last or data[CRC_FROM:HEADER_BYTES] != begin or index in dead:
+        if (
+            sizes != last
+            or data[CRC_FROM:HEADER_BYTES] != begin
+            or (properties and data[topic_stop:body_from] != properties)
+            or index in dead
+        ):
             _, _, _, _, topic_len, props_len, stored_ms = unpack(data)
             letter = text(_DEAD_LETTER, dead[index].SerializeToString()) if index in dead else b""
-            last = _NO_SIZES if letter or props_len else sizes
+            last = _NO_SIZES if letter else sizes
             begin = data[CRC_FROM:HEADER_BYTES]
             topic_stop = HEADER_BYTES + topic_len
             body_from = topic_stop + props_len
@@ -91,8 +96,9 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
             topic_head = _TOPIC + varint(topic_len)
             body_head = _BODY + varint(length) if length else b""
             stored = _STORED_MS + varint(stored_ms) + _QUEUE_OFFSET
-            if props_len:
-                stored = _properties(data[topic_stop:body_from]) + stored
+            properties = data[topic_stop:body_from]
+            if properties:
+                stored = _properties(properties) + stored
             end = _ATTEMPT + varint(attempt) + tail + letter
             length += topic_len + len(topic_head) + len(body_head) + len(stored) + len(offset_bytes) + len(end)
             front = _MESSAGES + varint(_NAMED_BYTES + length) + _HANDLE

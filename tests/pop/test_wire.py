@@ -34,15 +34,20 @@ message = st.fixed_dictionaries(
 
 
 def repeated(drawn: list[tuple[dict, int]]) -> list[dict]:
-    """Return messages, some of which differ from the message before only in offset and body."""
+    """Return messages, some of which differ from the message before only in offset, body, and perhaps in their tag."""
     return [
-        {**each, "offset": each["offset"] + at, "body": each["body"][at:] + each["body"][:at]}
+        {
+            **each,
+            "offset": each["offset"] + at,
+            "body": each["body"][at:] + each["body"][:at],
+            "tag": each["tag"][at // 2 :] + each["tag"][: at // 2],
+        }
         for each, count in drawn
         for at in range(count)
     ]
 
 
-@given(st.lists(st.tuples(message, st.integers(1, 3)), max_size=5).map(repeated), st.integers(0, 2**50))
+@given(st.lists(st.tuples(message, st.integers(1, 4)), max_size=5).map(repeated), st.integers(0, 2**50))
 def test_popped_messages_are_read_by_protobuf_as_they_were(messages: list[dict], deadline_ms: int) -> None:
     body = b"".join(CHECKPOINT_ENTRY.pack(each["position"], each["offset"], 100, each["attempt"], 0, 0) for each in messages)
     records: list[bytes | None] = []
