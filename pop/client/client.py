@@ -17,7 +17,7 @@ from penstock.pop.client.deadletters import DeadLetterCalls
 from penstock.pop.client.groups import GroupCalls
 from penstock.pop.client.health import is_serving
 from penstock.pop.client.message import Message
-from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
+from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt, encoded_message
 from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages, ReceivedMessage
 from penstock.pop.client.requester import REPLY_INVISIBLE_MS, Requester
@@ -154,25 +154,30 @@ class Client:
             NodeUnavailable: The node did not answer. It may have stored the message. With a deduplication id, send it again
                 as an `OutgoingMessage` with its age. `Producer` does so by itself.
         """
-        message = OutgoingMessage(
-            topic=topic,
-            body=body,
-            properties=properties or {},
-            tag=tag,
-            message_group=message_group,
-            deliver_at_ms=deliver_at_ms,
-            delay_ms=delay_ms,
-            deduplication_id=deduplication_id,
-            response_topic=response_topic,
-            correlation_data=correlation_data,
-            content_type=content_type,
-            expire_after_ms=expire_after_ms,
+        return await self._send_encoded(
+            encoded_message(
+                topic,
+                body,
+                properties,
+                tag,
+                message_group,
+                deliver_at_ms,
+                delay_ms,
+                "",
+                deduplication_id,
+                0,
+                response_topic,
+                correlation_data,
+                content_type,
+                expire_after_ms,
+            )
         )
-        return await self._send_one(message)
 
     async def _send_one(self, message: OutgoingMessage) -> SendReceipt:
+        return await self._send_encoded(message.encoded())
+
+    async def _send_encoded(self, encoded: pb.Message) -> SendReceipt:
         self._call.check_open()
-        encoded = message.encoded()
         if self._tracing is None:
             return await self._sends.submit(encoded)
         with self._tracing.sending([encoded]) as span:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from penstock.pop.proto import pop_pb2 as pb
 
+BOTH_TIMES = "give deliver_at_ms or delay_ms, not both"
+
 
 class SendReceipt(NamedTuple):
     """Confirmation that a message is durable."""
@@ -68,31 +70,69 @@ class OutgoingMessage:
 
     def __post_init__(self) -> None:
         if self.deliver_at_ms and self.delay_ms:
-            raise ValueError("give deliver_at_ms or delay_ms, not both")
+            raise ValueError(BOTH_TIMES)
 
     def encoded(self) -> pb.Message:
         """Return the message as the protocol has it."""
-        has_extras = (
-            self.deduplication_id or self.response_topic or self.correlation_data or self.content_type or self.expire_after_ms
-        )
-        return pb.Message(
-            topic=self.topic,
-            body=self.body,
-            properties=self.properties,
-            tag=self.tag,
-            message_group=self.message_group,
-            deliver_at_ms=self.deliver_at_ms,
-            delay_ms=self.delay_ms,
-            producer=self.producer,
-            extras=self._extras() if has_extras else None,
+        return encoded_message(
+            self.topic,
+            self.body,
+            self.properties,
+            self.tag,
+            self.message_group,
+            self.deliver_at_ms,
+            self.delay_ms,
+            self.producer,
+            self.deduplication_id,
+            self.deduplication_age_ms,
+            self.response_topic,
+            self.correlation_data,
+            self.content_type,
+            self.expire_after_ms,
         )
 
-    def _extras(self) -> pb.MessageExtras:
-        return pb.MessageExtras(
-            deduplication_id=self.deduplication_id,
-            deduplication_age_ms=self.deduplication_age_ms,
-            response_topic=self.response_topic,
-            correlation_data=self.correlation_data,
-            content_type=self.content_type,
-            expire_after_ms=self.expire_after_ms,
+
+def encoded_message(
+    topic: str,
+    body: bytes,
+    properties: Mapping[str, str] | None = None,
+    tag: str = "",
+    message_group: str = "",
+    deliver_at_ms: int = 0,
+    delay_ms: int = 0,
+    producer: str = "",
+    deduplication_id: str = "",
+    deduplication_age_ms: int = 0,
+    response_topic: str = "",
+    correlation_data: bytes = b"",
+    content_type: str = "",
+    expire_after_ms: int = 0,
+) -> pb.Message:
+    """Return a message as the protocol has it. The parameters are those of `OutgoingMessage`.
+
+    A client that sends single messages makes no `OutgoingMessage` for each, and sets no field that has its default.
+
+    Raises:
+        ValueError: Both `deliver_at_ms` and `delay_ms` are given.
+    """
+    message = pb.Message(topic=topic, body=body)
+    if properties:
+        message.properties.update(properties)
+    if tag or message_group or deliver_at_ms or delay_ms or producer:
+        if deliver_at_ms and delay_ms:
+            raise ValueError(BOTH_TIMES)
+        message.MergeFrom(
+            pb.Message(tag=tag, message_group=message_group, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms, producer=producer)
         )
+    if deduplication_id or response_topic or correlation_data or content_type or expire_after_ms:
+        message.extras.MergeFrom(
+            pb.MessageExtras(
+                deduplication_id=deduplication_id,
+                deduplication_age_ms=deduplication_age_ms,
+                response_topic=response_topic,
+                correlation_data=correlation_data,
+                content_type=content_type,
+                expire_after_ms=expire_after_ms,
+            )
+        )
+    return message
