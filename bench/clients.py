@@ -418,10 +418,66 @@ def redis_drain(number: int, begin_s: float, address: str, stream: str, batch: i
             ids = [entry[0] for entry in entries]
 
 
+def redis_work(number: int, begin_s: float, address: str, stream: str, batch: int) -> Span:
+    """Drain with one process. `batch` is how many messages it takes and acknowledges a round trip."""
+    return Span(0, begin_s, begin_s) if number else redis_drain(number, begin_s, address, stream, batch)
+
+
 def redis_group(address: str, stream: str) -> None:
     """Create the group that `redis_drain` uses."""
     with _redis(address) as client:
         client.xgroup_create(stream, "bench", id="0", mkstream=True)
+
+
+# --- NATS -------------------------------------------------------------------------------------------------------------
+
+
+def _with_jetstream(address: str, work: Callable[[Any], Awaitable[R]]) -> R:
+    """Run `work` on an event loop with JetStream, and return its result."""
+
+    async def run() -> R:
+        import nats
+
+        connection = await nats.connect(f"nats://{address}")
+        try:
+            return await work(connection.jetstream())
+        finally:
+            await connection.flush()
+            await connection.close()
+
+    return uvloop.run(run())
+
+
+def nats_fill(address: str, stream: str, batch: int, count: int) -> None:
+    """Create a stream with `count` messages, of which `batch` are under way at a time."""
+
+    async def filling(jetstream: Any) -> None:
+        await jetstream.add_stream(name=stream, subjects=[stream])
+        for at in range(0, count, batch):
+            await asyncio.gather(*(jetstream.publish(stream, BODY) for _ in range(min(batch, count - at))))
+
+    _with_jetstream(address, filling)
+
+
+def nats_work(number: int, begin_s: float, address: str, stream: str, batch: int) -> Span:
+    """Drain with one pull consumer in one process. It does not wait for the answers to its acknowledgements."""
+
+    async def working(jetstream: Any) -> Span:
+        from nats.errors import TimeoutError as Empty
+
+        puller = await jetstream.pull_subscribe(stream, durable="bench")
+        count, ended_s = 0, begin_s
+        await _until(begin_s)
+        while True:
+            try:
+                messages = await puller.fetch(batch, timeout=QUIET_S)
+            except Empty:
+                return Span(count, begin_s, ended_s)
+            for message in messages:
+                await message.ack()
+            count, ended_s = count + len(messages), time.monotonic()
+
+    return Span(0, begin_s, begin_s) if number else _with_jetstream(address, working)
 
 
 # --- beanstalkd -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.trees import THIS, Tree
@@ -31,8 +31,8 @@ READY_S_MAX = 30.0
 STOP_S_MAX = 30.0
 """Seconds that a broker has to end after SIGTERM."""
 
-PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
-"""Directories where packages install daemons, which are often not on the PATH of a user."""
+PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", str(Path.home() / "go/bin"))
+"""Directories where packages and `go install` put programs, which are often not on the PATH of a user."""
 
 MOSQUITTO_CONFIG = """\
 listener {port} 127.0.0.1
@@ -76,7 +76,8 @@ class BrokerProcess:
     port: int
     """Port of its listener. For Penstock it is the port of the MQTT listener."""
     addresses: dict[str, str]
-    """Addresses in Penstock's `ready` line, by listener: `{"mqtt": "127.0.0.1:1883", ...}`. Empty for other brokers."""
+    """Addresses in Penstock's `ready` line, by listener: `{"mqtt": "127.0.0.1:1883", ...}`. Of nats-server, that of its own
+    protocol. Empty for other brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +163,12 @@ def nats_server(data_dir: Path) -> Iterator[BrokerProcess]:
     Raises:
         NotInstalled, BrokerFailed
     """
-    path, port = path_of("nats-server"), _free_port()
+    path, port, own_port = path_of("nats-server"), _free_port(), _free_port()
     config = data_dir / "nats.conf"
-    config.write_text(NATS_CONFIG.format(port=_free_port(), mqtt_port=port, directory=data_dir.resolve() / "jetstream"))
+    config.write_text(NATS_CONFIG.format(port=own_port, mqtt_port=port, directory=data_dir.resolve() / "jetstream"))
     # nats-server ends with status 1 after SIGTERM.
     with _server("nats-server", [path, "-c", str(config)], port, data_dir, ends=(0, 1)) as peer:
-        yield peer
+        yield replace(peer, addresses={"nats": f"127.0.0.1:{own_port}"})
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`python -m bench pop`: POP over gRPC, beside Redis streams and beanstalkd.
+"""`python -m bench pop`: POP over gRPC, beside Redis streams, NATS JetStream and beanstalkd.
 
 Two client processes and the node share the machine. Penstock answers Send, Pop and Ack after fdatasync. `bench.peers` says what
 the other brokers promise. The brokers take turns as in `bench.mqtt`. beanstalkd syncs each job by itself, so it gets fewer
@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -21,13 +22,26 @@ from importlib.util import find_spec
 import grpc
 import grpc.aio
 
-from bench import clients
+from bench import clients, startworker
 from bench.clients import Clients, Publisher, Span, Stubs, Tick, check, connected, rate_of
-from bench.peers import OURS, BrokerFailed, BrokerProcess, NotInstalled, beanstalkd, memory_of, path_of, redis_server
+from bench.peers import (
+    OURS,
+    BrokerFailed,
+    BrokerProcess,
+    NotInstalled,
+    beanstalkd,
+    memory_of,
+    nats_server,
+    path_of,
+    processor_s,
+    redis_server,
+)
 from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
+from bench.trees import THIS
 from penstock.pop.proto import pop_pb2 as pb
 
 RIVAL = "Redis"
+NATS = "NATS"
 BEANSTALKD_SHARE = 20
 """The broker gets one of so many messages."""
 
@@ -108,13 +122,19 @@ def _beanstalkd(peer: BrokerProcess) -> Broker:
 def _prepare(setting: Setting) -> None:
     """Start the client processes, and skip brokers that aren't installed, with a line that says so."""
     setting.options.clients = Clients(0.05) if setting.options.quick else Clients()
-    find_rivals(setting, {RIVAL: _find_redis, "beanstalkd": partial(path_of, "beanstalkd")})
+    find_rivals(setting, {RIVAL: _find_redis, NATS: _find_nats, "beanstalkd": partial(path_of, "beanstalkd")})
 
 
 def _find_redis() -> None:
     path_of("redis-server")
     if find_spec("redis") is None or find_spec("hiredis") is None:
         raise NotInstalled("Its client is not installed (pip install 'redis[hiredis]').")
+
+
+def _find_nats() -> None:
+    path_of("nats-server")
+    if find_spec("nats") is None:
+        raise NotInstalled("Its client is not installed (pip install nats-py).")
 
 
 @contextmanager
@@ -132,7 +152,7 @@ def _brokers(setting: Setting) -> Iterator[list[Broker]]:
     }
     with ExitStack() as stack:
         brokers = [stack.enter_context(_node(setting))]
-        for name in setting.options.rivals:
+        for name in (each for each in setting.options.rivals if each in starts):
             start, broker_of = starts[name]
             brokers.append(broker_of(stack.enter_context(start())))
         yield brokers
@@ -225,22 +245,71 @@ def _many(setting: Setting) -> Generator[Figures]:
             yield {"many": (1 - many / few) * 100, f"many@{OURS}": many}
 
 
+@contextmanager
+def _workplaces(setting: Setting) -> Iterator[dict[str, Callable[[str, int, int], float]]]:
+    """Run the rivals that have a client for one process: each with what fills a queue, drains it, and returns the rate.
+
+    The arguments are name of the queue, messages a batch, and number of messages.
+    """
+
+    def redis(address: str, name: str, batch: int, count: int) -> float:
+        setting.options.clients.run(clients.redis_send, address, name, BATCH, count)
+        clients.redis_group(address, name)
+        return _whole(setting.options.clients.run(clients.redis_work, address, name, batch), count)
+
+    def nats(address: str, name: str, batch: int, count: int) -> float:
+        clients.nats_fill(address, name, BATCH, count)
+        return _whole(setting.options.clients.run(clients.nats_work, address, name, batch), count)
+
+    with ExitStack() as stack:
+        places: dict[str, Callable[[str, int, int], float]] = {}
+        if RIVAL in setting.options.rivals:
+            peer = stack.enter_context(redis_server(setting.fresh()))
+            places[RIVAL] = partial(redis, f"{peer.host}:{peer.port}")
+        if NATS in setting.options.rivals:
+            places[NATS] = partial(nats, stack.enter_context(nats_server(setting.fresh())).addresses["nats"])
+        yield places
+
+
 def _work(setting: Setting) -> Generator[Figures]:
     """Measure a worker of one process whose handlers do nothing."""
-    with _node(setting) as node:
+    with _node(setting) as node, _workplaces(setting) as places:
         while True:
             figures: Figures = {}
             for figure, batch in (("worker", BATCH), ("worker_single", 0)):
                 name, count = f"queue{next(_runs)}", setting.count(MESSAGES, QUICK)
                 node.send(setting.options.clients, name, BATCH, count)
                 spans = setting.options.clients.run(clients.work, node.address, name, f"{name}/#", batch, count)
-                figures |= beside(figure, {OURS: _whole(spans, count)})
+                rates = {OURS: _whole(spans, count)}
+                if batch:
+                    rates |= {rival: drain(name, batch, count) for rival, drain in places.items()}
+                figures |= beside(figure, rates)
             yield figures
+
+
+def _start(setting: Setting) -> Generator[Figures]:
+    """Measure `penstock worker` from its start to its first message, which waits for it."""
+    with _node(setting) as node:
+        while True:
+            name = f"queue{next(_runs)}"
+            node.send(setting.options.clients, name, 1, 1)
+            command = [*THIS.command, "worker", "bench.startworker:app"]
+            environment = {**THIS.environment, "PENSTOCK_TARGET": node.address, startworker.FILTER: f"{name}/#"}
+            began_s = time.monotonic()
+            with subprocess.Popen(command, cwd=THIS.root, env=environment, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                started_s = time.monotonic() - began_s
+                spent_s = processor_s(process.pid)
+                process.terminate()
+            if line != b"handled\n":
+                raise RowFailed(f"The worker ended with status {process.returncode} before it handled a message.")
+            yield {"start": started_s, "start_processor": spent_s}
 
 
 def _in_order(setting: Setting) -> Generator[Figures]:
     """Measure one consumer of one message group, and one message a pop beside many."""
-    with _node(setting) as node:
+    with _node(setting) as node, _workplaces(setting) as places:
         while True:
             figures: Figures = {}
             for figure, batch, number in (("fifo", BATCH, 50_000), ("fifo_single", 1, 2_000)):
@@ -248,7 +317,9 @@ def _in_order(setting: Setting) -> Generator[Figures]:
                 clients.create_in_order(node.address, name)
                 clients.send_in_order(node.address, name, count, BATCH)
                 spans = setting.options.clients.run(clients.drain_in_order, node.address, name, name, batch)
-                figures |= beside(figure, {OURS: _whole(spans, count)})
+                rates = {OURS: _whole(spans, count)}
+                rates |= {rival: drain(name, batch, count) for rival, drain in places.items()}
+                figures |= beside(figure, rates)
             yield figures
 
 
@@ -444,6 +515,13 @@ ROWS: dict[str, Row] = {
             Goal("worker_single", "... with one message a call", "msg/s", 30_000),
         ),
     ),
+    "start": Row(
+        _start,
+        (
+            Goal("start", "penstock worker: from its start to its first message", "s", 0.5, is_most=True),
+            Goal("start_processor", "... processor time of that", "s"),
+        ),
+    ),
     "fifo": Row(
         _in_order,
         (
@@ -491,6 +569,6 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = parser_of("pop", "Measure POP over gRPC beside Redis streams and beanstalkd.", ROWS)
-    add_beside(parser, (RIVAL, "beanstalkd"))
+    parser = parser_of("pop", "Measure POP over gRPC beside Redis streams, NATS JetStream and beanstalkd.", ROWS)
+    add_beside(parser, (RIVAL, NATS, "beanstalkd"))
     return run(parser, ROWS, arguments, failures=(BrokerFailed, RuntimeError, grpc.RpcError), prepare=_prepare)
