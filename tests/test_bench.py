@@ -233,6 +233,7 @@ def test_a_tree_is_compared_with_itself_in_each_area(tmp_path: Path) -> None:
     assert all(
         found[f"{row}_{what}@{tree}"][0] > 0 for row in rows for what in ("us", "per_s") for tree in ("base", "this tree")
     )
+    assert {figure.partition("@")[0] for figure in found if "_client_us" in figure} == {"pop_client_us"}, "only POP has clients"
 
 
 def test_the_comparison_shows_the_ratio_of_medians_and_marks_worse_rows() -> None:
