@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         GroupSettings,
         PendingTransaction,
         ScheduleDescription,
+        Timer,
     )
     from penstock.pop.client.schedules import MissedPolicy, ScheduleCalls, SyncScheduleCalls
     from penstock.pop.client.security import Security
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.pop.client.syncmessage import SyncMessage
     from penstock.pop.client.syncproducer import SyncProducer
     from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
+    from penstock.pop.client.timers import SyncTimerCalls, TimerCalls
     from penstock.pop.client.tracing import Tracing
     from penstock.pop.client.transactions import Transaction, TransactionCalls, TransactionChecker
     from penstock.pop.errors import (
@@ -167,8 +169,11 @@ __all__ = [
     "SyncMessage",
     "SyncProducer",
     "SyncScheduleCalls",
+    "SyncTimerCalls",
     "SyncTransaction",
     "SyncTransactionCalls",
+    "Timer",
+    "TimerCalls",
     "TooManyQueues",
     "TooManyTimers",
     "TooManyTransactions",
@@ -226,8 +231,11 @@ _HOMES = {
     "SyncGroupCalls": "penstock.pop.client.groups",
     "SyncMessage": "penstock.pop.client.syncmessage",
     "SyncScheduleCalls": "penstock.pop.client.schedules",
+    "SyncTimerCalls": "penstock.pop.client.timers",
     "SyncTransaction": "penstock.pop.client.synctransactions",
     "SyncTransactionCalls": "penstock.pop.client.synctransactions",
+    "Timer": "penstock.pop.client.results",
+    "TimerCalls": "penstock.pop.client.timers",
     "TraceCalls": "penstock.worker.middleware.tracing",
     "Tracing": "penstock.pop.client.tracing",
     "Transaction": "penstock.pop.client.transactions",

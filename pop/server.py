@@ -23,12 +23,13 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.front import Front
-from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES
+from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES, TIMER_RULES
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.malformed import readable
 from penstock.pop.grpc.requestbytes import RequestBytes
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
+from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -66,6 +67,7 @@ class PopServer:
         service: serves messages.
         groups: serves groups and dead letters.
         schedules: serves schedules.
+        timers: serves pending delayed messages.
         options: address and TLS files.
         access: who may do what. If there is none, everybody may do everything.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
@@ -78,6 +80,7 @@ class PopServer:
         service: PopServicer,
         groups: GroupServicer,
         schedules: ScheduleServicer,
+        timers: TimerServicer,
         options: PopOptions,
         access: AccessControl | None = None,
         rocketmq: MessagingService | None = None,
@@ -91,7 +94,7 @@ class PopServer:
         """Room for the requests of all calls together."""
         self.refusals = Refusals()
         """Tells callers that their calls are refused."""
-        rules = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, ROCKETMQ_RULES)
+        rules = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, TIMER_RULES, ROCKETMQ_RULES)
         self._guard = CallGuard(access, rules) if access is not None else None
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
@@ -118,6 +121,7 @@ class PopServer:
             (pb.DESCRIPTOR.services_by_name["PopService"], service),
             (pb.DESCRIPTOR.services_by_name["GroupService"], groups),
             (pb.DESCRIPTOR.services_by_name["ScheduleService"], schedules),
+            (pb.DESCRIPTOR.services_by_name["TimerService"], timers),
         ]
         if rocketmq is not None:
             from penstock.pop.rocketmq.stubs import SERVICE

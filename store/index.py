@@ -108,6 +108,7 @@ class KeySpace(bytes, Enum):
     DEAD = b"D"
     TRANSACTION = b"X"
     TIMER = b"T"
+    TIMER_KEY = b"K"
     RETAINED = b"R"
     RETAINED_LEVEL = b"r"
     RETAINED_LATER = b"l"

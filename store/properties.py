@@ -51,6 +51,10 @@ class Properties(NamedTuple):
     """Messages of one pop come in descending order of this number, where the protocol has priorities."""
     deduplication_id: str = ""
     """With `Flag.IDENTIFIED`: the id by which the node knows the message again if its sender repeats it."""
+    timer_key: str = ""
+    """For a delayed message: its key. One message of a topic and key is pending at a time."""
+    replaces: int | None = None
+    """For a delayed message: the position of the pending one that it replaces, which is cancelled by it."""
     schedule: list[int] = []  # noqa: RUF012 - never mutated: a NamedTuple default
     """With `Flag.SCHEDULED`: the id of the schedule, the time of this occurrence and of the next one (0 if there is none), and
     whether the message counts against the schedule's `count`."""
@@ -101,6 +105,8 @@ def decode_properties(data: bytes) -> Properties:
         fields.get("check_after_ms", 0),
         fields.get("priority", 0),
         fields.get("deduplication_id", ""),
+        fields.get("timer_key", ""),
+        fields.get("replaces"),
         fields.get("schedule", []),
     )
 

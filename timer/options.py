@@ -38,6 +38,12 @@ class TimerOptions:
         minimum=SECOND_MS,
         maximum=100 * YEAR_MS,
     )
+    keys_max: int = option(
+        100_000,
+        "Maximum number of pending delayed messages that have a key. Further ones are refused.",
+        minimum=0,
+        maximum=10_000_000,
+    )
     schedules_max: int = option(
         10_000,
         "Maximum number of schedules, those that have ended included. Further ones are refused.",

@@ -61,6 +61,7 @@ _KEYS: dict[KeySpace, tuple[Struct, str]] = {
     KeySpace.DEAD: (Struct(">IQI"), "queue {}, position {}, number {}"),
     KeySpace.TRANSACTION: (Struct(">Q"), "transaction at position {}"),
     KeySpace.SENT_ID: (Struct(">Q"), "deduplication id of the message at position {}"),
+    KeySpace.TIMER_KEY: (Struct(">Q"), "key of the message at position {}"),
     KeySpace.SCHEDULE: (Struct(">cQ"), "row {!r} of the schedule at position {}"),
     KeySpace.TIMER: (Struct(">QQ"), "due at {} ms, position {}"),
     KeySpace.RETAINED_LATER: (Struct(">Q"), "position {}"),

@@ -37,10 +37,11 @@ from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
 from penstock.node.privacy import keep_private
 from penstock.node.state import state_of
-from penstock.pop.core.sender import Sender
+from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
+from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.ballast import release_ballast
 from penstock.store.clock import SteerableClock, SystemClock
@@ -121,6 +122,7 @@ class Node:
             self.store,
             self._handles,
             self.delayed,
+            self.timer_keys,
             self.transactions,
             self.sent_ids,
             config.pop,
@@ -135,6 +137,7 @@ class Node:
             servicer,
             GroupServicer(self.pop, self.store),
             ScheduleServicer(self.schedules, self.store),
+            TimerServicer(self.delayed, self.timer_keys, sender, self._handles, self.store),
             config.pop,
             self.access,
             self.rocketmq,
@@ -198,7 +201,7 @@ class Node:
     def _recover(self, clock: SteerableClock) -> Recovery:
         parts = NodeParts(self.config, clock, traces=self._traces)
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
-        self.schedules = parts.schedules
+        self.schedules, self.timer_keys = parts.schedules, parts.timer_keys
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
         self.sent_ids = parts.sent_ids
         self._pop_traces = parts.pop_traces
@@ -215,6 +218,7 @@ class Node:
         _log_recovery(self.recovery)
         log_shares(self.descriptors, self.config.mqtt.connections_max)
         self.store.start(loop, self._store_failed)
+        cancel_replaced(self.timer_keys, self.delayed)
         self.delayed.start(loop)
         self.schedules.start(loop)
         self.transactions.start(loop)

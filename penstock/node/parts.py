@@ -18,6 +18,7 @@ from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.store import Store
 from penstock.store.syncing import MakeSync
 from penstock.timer.delayed import DelayedMessages
+from penstock.timer.keys import TimerKeys
 from penstock.timer.schedules import Schedules
 from penstock.tracing.traces import Traces
 
@@ -59,6 +60,7 @@ class NodeParts:
             executor=executor,
         )
         self.delayed = DelayedMessages(self.store, config.timer)
+        self.timer_keys = TimerKeys(config.timer)
         self.schedules = Schedules(self.store, config.timer)
         self.retained = RetainedMessages(self.store.now_of, self.store.ledger)
         self.handles = Handles(load_secret(config.data_dir, files=files))
@@ -67,6 +69,6 @@ class NodeParts:
         self.transactions = Transactions(self.store, config.pop, config.timer)
         self.sent_ids = SentIds(self.store, config.pop)
         self.sessions = StoredSessions(self.store.queues, self.store.ledger)
-        timed = (self.delayed, self.schedules, self.transactions)
+        timed = (self.delayed, self.timer_keys, self.schedules, self.transactions)
         for part in (*timed, self.retained, self.sent_ids, self.sessions, self.pop.part):
             self.store.add_part(part)

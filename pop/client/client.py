@@ -26,11 +26,12 @@ from penstock.pop.client.schedules import ScheduleCalls
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.client.stream import StreamConsumer
+from penstock.pop.client.timers import TimerCalls
 from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.client.transactions import Transaction, TransactionCalls
 from penstock.pop.errors import PopError
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub
+from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub, TimerServiceStub
 
 SEND_COUNT_MAX = 4096
 SEND_BYTES_MAX = 8 * 1024 * 1024
@@ -91,6 +92,8 @@ class Client:
         """Administration of dead letters."""
         self.schedules = ScheduleCalls(self._call, ScheduleServiceStub(self._channel))
         """Schedules."""
+        self.timers = TimerCalls(self._call, TimerServiceStub(self._channel))
+        """Pending delayed messages."""
         self.transactions = TransactionCalls(self._call, self._stub, self._send_one)
         """Transactions."""
 
@@ -141,6 +144,7 @@ class Client:
         correlation_data: bytes = b"",
         content_type: str = "",
         expire_after_ms: int = 0,
+        timer_key: str = "",
     ) -> SendReceipt:
         """Send a message; return when it is durable. `OutgoingMessage` documents the arguments.
 
@@ -170,6 +174,7 @@ class Client:
                 correlation_data,
                 content_type,
                 expire_after_ms,
+                timer_key,
             )
         )
 

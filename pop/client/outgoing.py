@@ -47,6 +47,8 @@ class OutgoingMessage:
         response_topic: Topic for the reply to this message (MQTT 5.0, 3.3.2.3.5). Empty: it has none.
         correlation_data: Names the message in its reply (MQTT 5.0, 3.3.2.3.6), up to 65,535 bytes.
         content_type: Describes the body, such as `application/json`.
+        timer_key: Key of a delayed message, up to 255 bytes of UTF-8. If a message of the topic and key is pending, this one
+            replaces it, in one step. Empty: the message has none.
         expire_after_ms: Nobody gets the message after this time from when it was sent, in ms. 0: it never expires.
 
     Raises:
@@ -67,6 +69,7 @@ class OutgoingMessage:
     correlation_data: bytes = b""
     content_type: str = ""
     expire_after_ms: int = 0
+    timer_key: str = ""
 
     def __post_init__(self) -> None:
         if self.deliver_at_ms and self.delay_ms:
@@ -89,6 +92,7 @@ class OutgoingMessage:
             self.correlation_data,
             self.content_type,
             self.expire_after_ms,
+            self.timer_key,
         )
 
 
@@ -107,6 +111,7 @@ def encoded_message(
     correlation_data: bytes = b"",
     content_type: str = "",
     expire_after_ms: int = 0,
+    timer_key: str = "",
 ) -> pb.Message:
     """Return a message as the protocol has it. The parameters are those of `OutgoingMessage`.
 
@@ -124,7 +129,7 @@ def encoded_message(
         message.MergeFrom(
             pb.Message(tag=tag, message_group=message_group, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms, producer=producer)
         )
-    if deduplication_id or response_topic or correlation_data or content_type or expire_after_ms:
+    if deduplication_id or response_topic or correlation_data or content_type or expire_after_ms or timer_key:
         message.extras.MergeFrom(
             pb.MessageExtras(
                 deduplication_id=deduplication_id,
@@ -133,6 +138,7 @@ def encoded_message(
                 correlation_data=correlation_data,
                 content_type=content_type,
                 expire_after_ms=expire_after_ms,
+                timer_key=timer_key,
             )
         )
     return message

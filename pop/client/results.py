@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.pop.proto.pop_pb2 import DeadLetter, GroupDescription, GroupSettings, ScheduleDescription
+from penstock.pop.proto.pop_pb2 import DeadLetter, GroupDescription, GroupSettings, ScheduleDescription, Timer
 from penstock.pop.proto.pop_pb2 import Reason as DeadLetterReason
 from penstock.pop.proto.pop_pb2 import Transaction as PendingTransaction
 
-__all__ = ["DeadLetter", "DeadLetterReason", "GroupDescription", "GroupSettings", "PendingTransaction", "ScheduleDescription"]
+__all__ = [
+    "DeadLetter",
+    "DeadLetterReason",
+    "GroupDescription",
+    "GroupSettings",
+    "PendingTransaction",
+    "ScheduleDescription",
+    "Timer",
+]

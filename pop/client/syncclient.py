@@ -24,9 +24,10 @@ from penstock.pop.client.syncconsumer import SyncConsumer
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
 from penstock.pop.client.syncproducer import SyncProducer
 from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
+from penstock.pop.client.timers import SyncTimerCalls
 from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.errors import ClientClosed
-from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub
+from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub, TimerServiceStub
 
 
 class SyncClient:
@@ -73,6 +74,8 @@ class SyncClient:
         """Administration of dead letters."""
         self.schedules = SyncScheduleCalls(self._call, ScheduleServiceStub(self._channel))
         """Schedules."""
+        self.timers = SyncTimerCalls(self._call, TimerServiceStub(self._channel))
+        """Pending delayed messages."""
         self.transactions = SyncTransactionCalls(self._call, self._stub, self._send_one)
         """Transactions."""
 
@@ -108,6 +111,7 @@ class SyncClient:
         correlation_data: bytes = b"",
         content_type: str = "",
         expire_after_ms: int = 0,
+        timer_key: str = "",
     ) -> SendReceipt:
         """Send a message; return when it is durable, as `Client.send`."""
         message = OutgoingMessage(
@@ -123,6 +127,7 @@ class SyncClient:
             correlation_data=correlation_data,
             content_type=content_type,
             expire_after_ms=expire_after_ms,
+            timer_key=timer_key,
         )
         return self._send_one(message)
 

@@ -16,12 +16,13 @@ from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.store.causer import NODE, Causer
 from penstock.store.errors import LimitExceeded, StoreError, TopicInvalid
-from penstock.store.properties import Properties, encode_properties, tag_hash
-from penstock.store.record import Flag, record_bytes
+from penstock.store.properties import Properties, decode_properties, encode_properties, tag_hash
+from penstock.store.record import Flag, decode, record_bytes
 from penstock.store.router import Route
 from penstock.store.store import Store
 from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages
+from penstock.timer.keys import KEY_BYTES_MAX, TimerKeys
 from penstock.timer.options import TimerOptions
 from penstock.tracing.traces import NOT_STORED
 
@@ -77,6 +78,7 @@ class Sender:
         store: where to.
         handles: makes the handles of delayed and half messages.
         delayed: counts delayed messages.
+        keys: knows the pending message of each key.
         transactions: counts half messages.
         sent_ids: knows the messages that are repeated.
         options: maximum size of a body.
@@ -89,6 +91,7 @@ class Sender:
         store: Store,
         handles: Handles,
         delayed: DelayedMessages,
+        keys: TimerKeys,
         transactions: Transactions,
         sent_ids: SentIds,
         options: PopOptions,
@@ -98,6 +101,7 @@ class Sender:
         self._store = store
         self._handles = handles
         self._delayed = delayed
+        self._keys = keys
         self._transactions = transactions
         self._sent_ids = sent_ids
         self._bytes_max = options.message_bytes_max
@@ -183,14 +187,47 @@ class Sender:
         return StoredMessage(found.position, recall_handle, transaction_handle, is_repeated=True)
 
     def _store_delayed(self, route: Route, body: bytes, properties: Properties, causer: Causer, flags: int) -> StoredMessage:
-        causer = self._store.ledger.with_tenant(causer, route.name)
-        encoded = encode_properties(properties._replace(by=causer.row()))
+        causer, replaces = self._store.ledger.with_tenant(causer, route.name), properties.replaces
+        if properties.timer_key and replaces is None:
+            replaces = self._keys.find(route.topic, properties.timer_key)
+        encoded = encode_properties(properties._replace(by=causer.row(), replaces=replaces))
         try:
+            if properties.timer_key and replaces is None:
+                self._keys.admit()
             self._delayed.admit(causer, record_bytes(route.topic, body, encoded), route.name)
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error
         position = self._store.append_message(route, body, encoded, flags | Flag.DELAYED)
+        if replaces is not None:
+            self._delayed.recall(replaces, self._delayed.due_ms(replaces) or 0)
         return StoredMessage(position, recall_handle=self._handles.recall(position, properties.deliver_at_ms))
+
+    def reschedule(self, position: int, deliver_at_ms: int, causer: Causer = NODE) -> StoredMessage | None:
+        """Let a pending message be delivered at another time: a new message with a new handle replaces it, in one step.
+
+        Return None if no message is pending at `position`.
+
+        Raises:
+            SendRefused, LimitExceeded, RecordTooLarge, DiskFull: as `store`. The pending message stays as it is.
+        """
+        self._store.commit()  # the message may have been stored in this turn
+        size = self._delayed.size(position)
+        data = self._store.read_intact(position, size) if size is not None else None
+        if data is None:
+            return None
+        record = decode(data, position=position, verify=False)
+        now_ms, about = self._store.now_ms(), decode_properties(record.properties)
+        due_ms = max(deliver_at_ms, now_ms + 1)
+        if deliver_at_ms < 0 or due_ms - now_ms > self._delay_ms_max or 0 < about.expires_at_ms <= due_ms:
+            raise SendRefused(
+                Refusal.INVALID_DELIVERY_TIME,
+                f"deliver_at_ms is {deliver_at_ms}: give ms since 1970, at most {self._delay_ms_max} ms after the present time "
+                f"({now_ms}), and before the message expires",
+            )
+        about = about._replace(deliver_at_ms=due_ms, replaces=position, session="", packet_id=0)
+        flags = record.flags & ~int(Flag.SESSION | Flag.DELAYED)
+        route = self._store.router.route(record.topic, causer)
+        return self._store_delayed(route, record.body, about, Causer.from_row(about.by), flags)
 
     def _store_half(self, route: Route, body: bytes, properties: Properties, causer: Causer, flags: int) -> StoredMessage:
         if properties.deliver_at_ms:
@@ -214,6 +251,12 @@ class Sender:
                 f"deliver_at_ms is {due_ms}: give ms since 1970, at most {self._delay_ms_max} ms after the present time "
                 f"({now_ms}), or 0 for at once",
             )
+        if properties.timer_key:
+            if len(properties.timer_key.encode()) > KEY_BYTES_MAX:
+                detail = f"the key {properties.timer_key[:40]!r}... of the delayed message has more than {KEY_BYTES_MAX} bytes"
+                raise SendRefused(Refusal.INVALID_PROPERTY, detail)
+            # Also a message that is due replaces the pending one of its key, so it goes out by the timer.
+            return properties._replace(deliver_at_ms=max(due_ms, now_ms + 1))
         return properties if due_ms > now_ms else properties._replace(deliver_at_ms=0)
 
 
@@ -242,3 +285,9 @@ def check_properties(properties: Properties) -> None:
             check_topic(properties.response_topic.encode())
         except TopicInvalid as error:
             raise SendRefused(Refusal.INVALID_PROPERTY, f"the response topic can't be used: {error}") from error
+
+
+def cancel_replaced(keys: TimerKeys, delayed: DelayedMessages) -> None:
+    """Cancel the messages that others have replaced. The node calls it at its start, before anything fires (`timer.keys`)."""
+    for position in keys.replaced:
+        delayed.recall(position, delayed.due_ms(position) or 0)

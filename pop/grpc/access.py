@@ -92,3 +92,11 @@ SCHEDULE_RULES = ServiceRules(
     frozenset(("CreateSchedule", "PauseSchedule", "ResumeSchedule", "RunSchedule", "DeleteSchedule")),
 )
 """Each method of ScheduleService is in here; a test holds the table to the service's descriptor."""
+
+TIMER_RULES = ServiceRules(
+    "/penstock.pop.v1.TimerService/",
+    # These check by themselves that the caller may send to the topic of the message.
+    {"FindTimer": no_needs, "CancelTimer": no_needs, "RescheduleTimer": no_needs},
+    refuse_by_status,
+)
+"""Each method of TimerService is in here; a test holds the table to the service's descriptor."""

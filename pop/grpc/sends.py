@@ -109,6 +109,7 @@ class SendMethods:
             correlation_data=extras.correlation_data or None,
             producer=message.producer,
             deduplication_id=extras.deduplication_id,
+            timer_key=extras.timer_key,
         )
         topic, age_ms = message.topic.encode(), extras.deduplication_age_ms
         stored = self._sender.store(topic, message.body, properties, causer, age_ms=age_ms)

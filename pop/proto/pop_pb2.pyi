@@ -317,6 +317,7 @@ class MessageExtras(_message.Message):
     RESPONSE_TOPIC_FIELD_NUMBER: _builtins.int
     CORRELATION_DATA_FIELD_NUMBER: _builtins.int
     CONTENT_TYPE_FIELD_NUMBER: _builtins.int
+    TIMER_KEY_FIELD_NUMBER: _builtins.int
     EXPIRE_AFTER_MS_FIELD_NUMBER: _builtins.int
     deduplication_id: _builtins.str
     """Chosen by the sender, up to 256 bytes. If the topic got a message with this id lately (pop.deduplication_ms), the node
@@ -330,6 +331,8 @@ class MessageExtras(_message.Message):
     """as in MQTT 5.0, 3.3.2.3.5"""
     correlation_data: _builtins.bytes
     content_type: _builtins.str
+    timer_key: _builtins.str
+    """Of a delayed message, up to 255 bytes. If a message of the topic and key is pending, this one replaces it, in one step."""
     expire_after_ms: _builtins.int
     """not 0: nobody gets the message after so many ms from when it was sent"""
     def __init__(
@@ -340,11 +343,12 @@ class MessageExtras(_message.Message):
         response_topic: _builtins.str = ...,
         correlation_data: _builtins.bytes = ...,
         content_type: _builtins.str = ...,
+        timer_key: _builtins.str = ...,
         expire_after_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "correlation_data", b"correlation_data", "deduplication_age_ms", b"deduplication_age_ms", "deduplication_id", b"deduplication_id", "expire_after_ms", b"expire_after_ms", "response_topic", b"response_topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "correlation_data", b"correlation_data", "deduplication_age_ms", b"deduplication_age_ms", "deduplication_id", b"deduplication_id", "expire_after_ms", b"expire_after_ms", "response_topic", b"response_topic", "timer_key", b"timer_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1870,3 +1874,93 @@ class DeleteScheduleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteScheduleResponse: _TypeAlias = DeleteScheduleResponse  # noqa: Y015
+
+@_typing.final
+class TimerName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    recall_handle: _builtins.str
+    topic: _builtins.str
+    """with `key`, instead of a handle"""
+    key: _builtins.str
+    def __init__(
+        self,
+        *,
+        recall_handle: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "recall_handle", b"recall_handle", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimerName: _TypeAlias = TimerName  # noqa: Y015
+
+@_typing.final
+class Timer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
+    recall_handle: _builtins.str
+    message_id: _builtins.str
+    topic: _builtins.str
+    key: _builtins.str
+    deliver_at_ms: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___Status:
+        """the other fields are empty unless it is OK"""
+
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        recall_handle: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        deliver_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliver_at_ms", b"deliver_at_ms", "key", b"key", "message_id", b"message_id", "recall_handle", b"recall_handle", "status", b"status", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Timer: _TypeAlias = Timer  # noqa: Y015
+
+@_typing.final
+class RescheduleTimerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    deliver_at_ms: _builtins.int
+    delay_ms: _builtins.int
+    """instead of deliver_at_ms: so many ms after the node gets the call"""
+    @_builtins.property
+    def name(self) -> Global___TimerName: ...
+    def __init__(
+        self,
+        *,
+        name: Global___TimerName | None = ...,
+        deliver_at_ms: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleTimerRequest: _TypeAlias = RescheduleTimerRequest  # noqa: Y015

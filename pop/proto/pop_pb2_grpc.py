@@ -1170,3 +1170,170 @@ class ScheduleService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class TimerServiceStub:
+    """Delayed messages that are pending. A caller needs the right to send to the topic of a message. A timer is named by the recall
+    handle of its message, or by the topic and the key that its sender gave it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.FindTimer = channel.unary_unary(
+                '/penstock.pop.v1.TimerService/FindTimer',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.TimerName.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.FromString,
+                _registered_method=True)
+        self.CancelTimer = channel.unary_unary(
+                '/penstock.pop.v1.TimerService/CancelTimer',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.TimerName.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Status.FromString,
+                _registered_method=True)
+        self.RescheduleTimer = channel.unary_unary(
+                '/penstock.pop.v1.TimerService/RescheduleTimer',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RescheduleTimerRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.FromString,
+                _registered_method=True)
+
+
+class TimerServiceServicer:
+    """Delayed messages that are pending. A caller needs the right to send to the topic of a message. A timer is named by the recall
+    handle of its message, or by the topic and the key that its sender gave it.
+    """
+
+    def FindTimer(self, request, context):
+        """Describes a pending message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelTimer(self, request, context):
+        """Cancels a pending message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RescheduleTimer(self, request, context):
+        """Lets a pending message be delivered at another time, in one step. It becomes a new message with a new handle.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TimerServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'FindTimer': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindTimer,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.TimerName.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.SerializeToString,
+            ),
+            'CancelTimer': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelTimer,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.TimerName.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Status.SerializeToString,
+            ),
+            'RescheduleTimer': grpc.unary_unary_rpc_method_handler(
+                    servicer.RescheduleTimer,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RescheduleTimerRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'penstock.pop.v1.TimerService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('penstock.pop.v1.TimerService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class TimerService:
+    """Delayed messages that are pending. A caller needs the right to send to the topic of a message. A timer is named by the recall
+    handle of its message, or by the topic and the key that its sender gave it.
+    """
+
+    @staticmethod
+    def FindTimer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.TimerService/FindTimer',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.TimerName.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelTimer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.TimerService/CancelTimer',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.TimerName.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.Status.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RescheduleTimer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.TimerService/RescheduleTimer',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.RescheduleTimerRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

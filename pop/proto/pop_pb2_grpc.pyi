@@ -372,3 +372,64 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_pop_pb2.DeleteScheduleResponse, _abc.Awaitable[_pop_pb2.DeleteScheduleResponse]]: ...
 
 def add_ScheduleServiceServicer_to_server(servicer: ScheduleServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class TimerServiceStub:
+    """Delayed messages that are pending. A caller needs the right to send to the topic of a message. A timer is named by the recall
+    handle of its message, or by the topic and the key that its sender gave it.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> TimerServiceAsyncStub: ...
+    FindTimer: _grpc.UnaryUnaryMultiCallable[_pop_pb2.TimerName, _pop_pb2.Timer]
+    """Describes a pending message."""
+    CancelTimer: _grpc.UnaryUnaryMultiCallable[_pop_pb2.TimerName, _pop_pb2.Status]
+    """Cancels a pending message."""
+    RescheduleTimer: _grpc.UnaryUnaryMultiCallable[_pop_pb2.RescheduleTimerRequest, _pop_pb2.Timer]
+    """Lets a pending message be delivered at another time, in one step. It becomes a new message with a new handle."""
+
+@_typing.type_check_only
+class TimerServiceAsyncStub(TimerServiceStub):
+    """Delayed messages that are pending. A caller needs the right to send to the topic of a message. A timer is named by the recall
+    handle of its message, or by the topic and the key that its sender gave it.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    FindTimer: _aio.UnaryUnaryMultiCallable[_pop_pb2.TimerName, _pop_pb2.Timer]  # type: ignore[assignment]
+    """Describes a pending message."""
+    CancelTimer: _aio.UnaryUnaryMultiCallable[_pop_pb2.TimerName, _pop_pb2.Status]  # type: ignore[assignment]
+    """Cancels a pending message."""
+    RescheduleTimer: _aio.UnaryUnaryMultiCallable[_pop_pb2.RescheduleTimerRequest, _pop_pb2.Timer]  # type: ignore[assignment]
+    """Lets a pending message be delivered at another time, in one step. It becomes a new message with a new handle."""
+
+class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Delayed messages that are pending. A caller needs the right to send to the topic of a message. A timer is named by the recall
+    handle of its message, or by the topic and the key that its sender gave it.
+    """
+
+    @_abc_1.abstractmethod
+    def FindTimer(
+        self,
+        request: _pop_pb2.TimerName,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.Timer, _abc.Awaitable[_pop_pb2.Timer]]:
+        """Describes a pending message."""
+
+    @_abc_1.abstractmethod
+    def CancelTimer(
+        self,
+        request: _pop_pb2.TimerName,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.Status, _abc.Awaitable[_pop_pb2.Status]]:
+        """Cancels a pending message."""
+
+    @_abc_1.abstractmethod
+    def RescheduleTimer(
+        self,
+        request: _pop_pb2.RescheduleTimerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.Timer, _abc.Awaitable[_pop_pb2.Timer]]:
+        """Lets a pending message be delivered at another time, in one step. It becomes a new message with a new handle."""
+
+def add_TimerServiceServicer_to_server(servicer: TimerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,7 +22,7 @@ from penstock import Client, Security, SyncClient, group_settings
 from penstock.access.errors import AccessInvalid
 from penstock.access.options import TokenOptions
 from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
-from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES
+from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES, TIMER_RULES
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
@@ -281,7 +281,7 @@ async def test_the_synchronous_client_shows_its_token_too(node: Node) -> None:
 
 def test_every_method_of_the_api_says_what_it_needs() -> None:
     services = [*pb.DESCRIPTOR.services_by_name.values(), SERVICE]
-    tables = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, ROCKETMQ_RULES)
+    tables = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, TIMER_RULES, ROCKETMQ_RULES)
     assert {rules.prefix + method for rules in tables for method in rules.needs} == {
         f"/{each.full_name}/{method.name}" for each in services for method in each.methods
     }

@@ -29,7 +29,8 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 
 def send(parts: Parts, sent_id: str, body: bytes = b"x", *, topic: str = TOPIC, age_ms: int = 0) -> StoredMessage:
-    sender = Sender(parts.store, parts.handles, parts.delayed, parts.transactions, parts.sent_ids, *parts.options[:2])
+    parts_of_sender = (parts.handles, parts.delayed, parts.timer_keys, parts.transactions, parts.sent_ids)
+    sender = Sender(parts.store, *parts_of_sender, *parts.options[:2])
     stored = sender.store(topic.encode(), body, Properties(deduplication_id=sent_id), age_ms=age_ms)
     parts.store.commit()
     return stored

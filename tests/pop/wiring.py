@@ -20,7 +20,7 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.poll import PopResult
-from penstock.pop.core.sender import Sender
+from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.snapshot import GroupSnapshot, snapshots
@@ -28,6 +28,7 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
+from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.pop.server import PopServer, rocketmq_service
@@ -42,6 +43,7 @@ from penstock.store.record import decode
 from penstock.store.recovery import Recovery
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
+from penstock.timer.keys import TimerKeys
 from penstock.timer.options import TimerOptions
 from penstock.timer.schedules import Schedules
 from tests.clock import AheadClock, ManualClock
@@ -101,6 +103,7 @@ class Parts:
         self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files)
         self.delayed = DelayedMessages(self.store, timer_options)
         self.schedules = Schedules(self.store, timer_options)
+        self.timer_keys = TimerKeys(timer_options)
         self.handles = Handles(load_secret(data_dir, files=files))
         self.core = PopCore(self.store, self.handles, pop_options, timer_options)
         self.admin = self.core.admin
@@ -110,12 +113,14 @@ class Parts:
         self.store.add_part(self.sent_ids)
         self.store.add_part(self.delayed)
         self.store.add_part(self.schedules)
+        self.store.add_part(self.timer_keys)
         self.store.add_part(self.transactions)
         self.store.add_part(self.core.part)
         for part in more(self.store):
             self.store.add_part(part)
         self.recovery: Recovery = self.store.recover()
         self._closed = False
+        cancel_replaced(self.timer_keys, self.delayed)
         self.settle_queues()
 
     def advance(self, ms: int) -> None:
@@ -273,12 +278,15 @@ class Node(Parts):
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
         core, store, handles, delayed, transactions = self.core, self.store, self.handles, self.delayed, self.transactions
-        sender = Sender(store, handles, delayed, transactions, self.sent_ids, self.options[0], self.options[1])
+        pop, timer, _ = self.options
+        sender = Sender(store, handles, delayed, self.timer_keys, transactions, self.sent_ids, pop, timer)
         servicer = PopServicer(core, store, handles, delayed, transactions, sender, self.options[0])
         self.rocketmq = rocketmq_service(core, store, handles, sender, delayed, transactions, self.options[0])
         group_servicer = GroupServicer(core, store)
         schedule_servicer = ScheduleServicer(self.schedules, store)
-        self._server = PopServer(servicer, group_servicer, schedule_servicer, options, self.access, self.rocketmq)
+        timer_servicer = TimerServicer(delayed, self.timer_keys, sender, handles, store)
+        servicers = (servicer, group_servicer, schedule_servicer, timer_servicer)
+        self._server = PopServer(*servicers, options, self.access, self.rocketmq)
         self.port = await self._server.start()
 
     def kick(self, kind: Kind, name: str) -> int:

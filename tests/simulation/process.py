@@ -285,7 +285,16 @@ class Process:
             AccessControl(config.access, config.data_dir, self.clock.now_ms),
             delay_ms_max=config.timer.delay_ms_max,
         )
-        sender = Sender(self.store, self._handles, self.delayed, self.transactions, self.sent_ids, config.pop, config.timer)
+        sender = Sender(
+            self.store,
+            self._handles,
+            self.delayed,
+            self.timer_keys,
+            self.transactions,
+            self.sent_ids,
+            config.pop,
+            config.timer,
+        )
         self.servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
         self.holding = Holding(self.store, config.data_dir, files=self.files, executor=self._executor)
         self.listener = SimulatedListener()
@@ -318,7 +327,7 @@ class Process:
         )
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
-        self.sent_ids = parts.sent_ids
+        self.sent_ids, self.timer_keys = parts.sent_ids, parts.timer_keys
         self._handles = parts.handles
         return self.store.recover()
 

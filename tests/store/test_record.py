@@ -176,6 +176,7 @@ def test_a_record_comes_back_as_it_was_encoded(
         packet_id=st.integers(0, 65_535),
         check_after_ms=st.integers(0, 2**53),
         priority=st.integers(-(2**31), 2**31 - 1),
+        replaces=st.none() | st.integers(0, 2**53),
         schedule=st.lists(st.integers(0, 2**53), max_size=4),
     )
 )

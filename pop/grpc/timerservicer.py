@@ -1,0 +1,106 @@
+"""The servicer of `penstock.pop.v1.TimerService`: pending delayed messages, by their handles or keys."""
+
+from __future__ import annotations
+
+from penstock.access.actions import SEND
+from penstock.pop.access.caller import causer_of_call, check_permitted, check_sender
+from penstock.pop.core.handle import Handles
+from penstock.pop.core.names import message_id
+from penstock.pop.core.sender import Refusal, Sender, SendRefused
+from penstock.pop.grpc.status import OK, RECALL_STATUS, with_status
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.properties import decode_properties
+from penstock.store.record import decode
+from penstock.store.store import Store
+from penstock.timer.delayed import DelayedMessages, Recalled
+from penstock.timer.keys import TimerKeys
+
+_NO_HANDLE = pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave")
+
+
+class TimerServicer:
+    """Has the methods of the service. A call that changes something is answered when the change is durable.
+
+    Parameters:
+        delayed: the delayed messages.
+        keys: knows the pending message of each key.
+        sender: reschedules messages.
+        handles: makes and reads recall handles.
+        store: has the messages.
+    """
+
+    def __init__(self, delayed: DelayedMessages, keys: TimerKeys, sender: Sender, handles: Handles, store: Store) -> None:
+        self._delayed = delayed
+        self._keys = keys
+        self._sender = sender
+        self._handles = handles
+        self._store = store
+
+    @with_status
+    async def FindTimer(self, request: pb.TimerName) -> pb.Timer:
+        named = self._named(request)
+        return self._described(*named) if isinstance(named, tuple) else pb.Timer(status=named)
+
+    @with_status
+    async def CancelTimer(self, request: pb.TimerName) -> pb.Status:
+        named = self._named(request)
+        if not isinstance(named, tuple):
+            return named
+        recalled = self._delayed.recall(*named)
+        await self._store.durable()
+        return RECALL_STATUS[recalled]
+
+    @with_status
+    async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
+        named = self._named(request.name)
+        if not isinstance(named, tuple):
+            return pb.Timer(status=named)
+        due_ms = request.deliver_at_ms
+        if request.delay_ms:
+            if due_ms or request.delay_ms < 0:
+                detail = f"delay_ms is {request.delay_ms} and deliver_at_ms is {due_ms}: give one of them, and at least 0"
+                raise SendRefused(Refusal.INVALID_DELIVERY_TIME, detail)
+            due_ms = self._store.now_ms() + request.delay_ms
+        stored = self._sender.reschedule(named[0], due_ms, causer_of_call())
+        if stored is None:
+            return pb.Timer(status=self._ended(*named))
+        await self._store.durable()
+        return self._described(stored.position, due_ms)
+
+    def _named(self, name: pb.TimerName) -> tuple[int, int] | pb.Status:
+        """Return position and due time of a message to whose topic the caller may send, or what is wrong with its name."""
+        if name.recall_handle:
+            named = self._handles.read_recall(name.recall_handle)
+            if named is None:
+                return _NO_HANDLE
+            check_sender(self._store, named[0], self._delayed.size(named[0]))
+            return named
+        check_permitted(SEND, name.topic)
+        position = self._keys.find(name.topic.encode(), name.key) if name.key else None
+        due_ms = self._delayed.due_ms(position) if position is not None else None
+        if position is None or due_ms is None:
+            detail = f"no message with the key {name.key[:40]!r} of the topic {name.topic[:80]!r} is pending"
+            return pb.Status(code=pb.UNKNOWN_MESSAGE, detail=detail)
+        return position, due_ms
+
+    def _ended(self, position: int, due_ms: int) -> pb.Status:
+        """Return why a message is not pending. Nothing is cancelled, because it is not."""
+        return RECALL_STATUS[self._delayed.recall(position, due_ms)]
+
+    def _described(self, position: int, due_ms: int) -> pb.Timer:
+        self._store.commit()  # the message may have been stored in this turn
+        size, pending_ms = self._delayed.size(position), self._delayed.due_ms(position)
+        if size is None or pending_ms is None:
+            return pb.Timer(status=self._ended(position, due_ms))
+        data = self._store.read_intact(position, size)
+        if data is None:
+            return pb.Timer(status=RECALL_STATUS[Recalled.UNKNOWN])
+        record = decode(data, position=position, verify=False)
+        return pb.Timer(
+            status=OK,
+            recall_handle=self._handles.recall(position, pending_ms),
+            message_id=message_id(position),
+            topic=record.topic.decode(),
+            key=decode_properties(record.properties).timer_key,
+            deliver_at_ms=pending_ms,
+        )

@@ -1,0 +1,94 @@
+"""Pending delayed messages by the clients, on a real node whose clock the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock import Client, SyncClient
+from penstock.pop.errors import AlreadyFired, AlreadyRecalled, InvalidHandle, RequestInvalid, UnknownMessage
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with Node(tmp_path / "data") as started:
+        yield started
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[Client]:
+    async with Client(node.target) as made:
+        yield made
+
+
+async def test_a_pending_message_is_found_by_its_handle_and_by_its_key(client: Client) -> None:
+    sent = await client.send(TOPIC, b"x", delay_ms=HOUR_MS, timer_key="order/7")
+    found = await client.timers.find(sent.recall_handle)
+    assert found == await client.timers.find(topic=TOPIC, key="order/7")
+    assert (found.recall_handle, found.message_id, found.topic, found.key) == (
+        sent.recall_handle,
+        sent.message_id,
+        TOPIC,
+        "order/7",
+    )
+    plain = await client.send(TOPIC, b"x", delay_ms=HOUR_MS)
+    assert (await client.timers.find(plain.recall_handle)).key == ""
+    with pytest.raises(UnknownMessage, match="order/8"):
+        await client.timers.find(topic=TOPIC, key="order/8")
+    with pytest.raises(InvalidHandle):
+        await client.timers.find("00")
+    for names in ({}, {"topic": TOPIC}, {"recall_handle": "00", "topic": TOPIC, "key": "k"}):
+        with pytest.raises(ValueError, match="topic and a key"):
+            await client.timers.find(**names)
+
+
+async def test_a_message_replaces_the_one_of_its_key_and_is_cancelled_by_it(node: Node, client: Client) -> None:
+    await client.groups.create(GROUP, FILTER)
+    first = await client.send(TOPIC, b"first", delay_ms=HOUR_MS, timer_key="k")
+    await client.send(TOPIC, b"second", delay_ms=2 * HOUR_MS, timer_key="k")
+    with pytest.raises(AlreadyRecalled):
+        await client.recall(first.recall_handle)
+    await client.timers.cancel(topic=TOPIC, key="k")
+    with pytest.raises(UnknownMessage):
+        await client.timers.cancel(topic=TOPIC, key="k")
+    node.advance(3 * HOUR_MS)
+    assert await client.pop(FILTER, group=GROUP) == []
+
+
+async def test_a_message_is_rescheduled(node: Node, client: Client) -> None:
+    await client.groups.create(GROUP, FILTER)
+    sent = await client.send(TOPIC, b"x", delay_ms=HOUR_MS, properties={"a": "b"}, tag="t")
+    moved = await client.timers.reschedule(sent.recall_handle, delay_ms=3 * HOUR_MS)
+    with pytest.raises(AlreadyRecalled):
+        await client.timers.reschedule(sent.recall_handle, delay_ms=HOUR_MS)
+    node.advance(2 * HOUR_MS)
+    assert await client.pop(FILTER, group=GROUP) == []
+    with pytest.raises(RequestInvalid, match="deliver_at_ms"):
+        await client.timers.reschedule(moved.recall_handle, deliver_at_ms=2**60)
+    at_once = await client.timers.reschedule(moved.recall_handle, deliver_at_ms=1)
+    node.advance(5)
+    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=5_000)
+    assert (message.body, message.message_id, message.tag) == (b"x", at_once.message_id, "t")
+    assert message.properties == {"a": "b"}
+    with pytest.raises(AlreadyFired):
+        await client.timers.cancel(at_once.recall_handle)
+
+
+def use_synchronously(target: str) -> None:
+    with SyncClient(target) as client:
+        sent = client.send(TOPIC, b"x", delay_ms=HOUR_MS, timer_key="k")
+        assert client.timers.find(topic=TOPIC, key="k").recall_handle == sent.recall_handle
+        moved = client.timers.reschedule(topic=TOPIC, key="k", delay_ms=2 * HOUR_MS)
+        client.timers.cancel(moved.recall_handle)
+        with pytest.raises(AlreadyRecalled):
+            client.timers.cancel(moved.recall_handle)
+
+
+async def test_the_client_for_threads_does_the_same(node: Node) -> None:
+    await asyncio.to_thread(use_synchronously, node.target)
