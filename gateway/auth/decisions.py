@@ -56,6 +56,16 @@ class Decisions:
         client.kept += count
         self.kept += count
 
+    def add_one(self, client: KeepsDecisions) -> None:
+        """Make room for a decision, and count it as kept for a client from now on."""
+        if self.kept >= self._options.decisions_max:
+            self.make_room(1)
+        if client.is_fresh:
+            client.kept += 1
+            self.kept += 1
+        else:
+            self.add(client, 1)
+
     def remove(self, client: KeepsDecisions) -> None:
         """Stop counting the decisions of a client."""
         self.kept -= client.kept

@@ -164,8 +164,11 @@ class Permissions:
         known = kept.get(topic)
         if known is None:
             known = self._by_rules(action, topic)
-            if known is not None:
-                self._keep(kept, [topic], [known])
+            if known is not None and not self._is_closed:
+                if self.kept >= self._decisions.per_client_max:
+                    self.forget()
+                self._decisions.add_one(self)
+                kept[topic] = known
         return known
 
     def consider(self, filters: Iterable[str]) -> None:
@@ -192,6 +195,10 @@ class Permissions:
         return refused
 
     # --- publishing -------------------------------------------------------------------------------------------------
+
+    def may_publish_at_once(self, topic: bytes) -> bool:
+        """Return whether the client may publish to a topic, as far as that is known or the rules alone say so."""
+        return bool(self._decide(self.publish, PUBLISH, topic))
 
     def may_publish(self, topic: bytes, packets: list[Packet]) -> bool:
         """Return whether the client may publish to a topic that `publish` does not allow.

@@ -100,7 +100,9 @@ class PublishFastPath:
         count = len(bodies)
         route = self._routes.get(topic)
         permissions = publisher.permissions
-        if route is None or (permissions is not None and not permissions.publish.get(topic)):
+        if route is None or (
+            permissions is not None and not (permissions.publish.get(topic) or permissions.may_publish_at_once(topic))
+        ):
             return False
         if qos and publisher.is_v5 and publisher.outbox.unacked + len(publisher.session.received) + count > self._inflight_max:
             return False

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from penstock.access.actions import TERMS
+from penstock.access.policy import AccessPolicy
+from penstock.access.rule import Rule
+from penstock.access.subject import Subject
+from penstock.gateway.auth.decisions import Decisions
+from penstock.gateway.auth.permissions import Permissions
+from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from tests.gateway import scripted_plugins
@@ -65,6 +72,44 @@ async def broker(start_broker: StartBroker, file: Path, tmp_path: Path) -> Broke
 def audit(tmp_path: Path, event: str) -> list[dict[str, Any]]:
     lines = map(json.loads, (tmp_path / "audit").read_text().splitlines())
     return [line for line in lines if line["event"] == event]
+
+
+async def test_the_rules_decide_about_a_first_plain_publish_on_the_fast_path(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, viewer = [await broker.connect(name) for name in ("sensor-1", "sensor-2", "viewer")]
+    await first.publish("mixed", b"x", 1)  # the node knows the topic from here on
+    general: list[bytes] = []
+
+    def may_publish(one: Permissions, topic: bytes, packets: object) -> bool:
+        general.append(topic)
+        return one.may_publish_at_once(topic)
+
+    monkeypatch.setattr(Permissions, "may_publish", may_publish)
+    await second.publish("mixed", b"y", 1)
+    assert general == [], "a first message that is allowed needs no other path"
+    await viewer.publish("mixed", b"z", 1)
+    assert general == [b"mixed"], "what is denied is answered on the general path"
+    assert [message.body for message in broker.stored()] == [b"x", b"y"]
+
+
+async def test_decisions_by_rules_are_kept_within_their_bounds() -> None:
+    decisions = Decisions(AccessOptions(decisions_max=1000, decisions_per_client_max=300))
+    decisions.start(lambda: 0)
+    rules = AccessPolicy([Rule("all", True, TERMS["publish"], topics=("#",))])
+    asker, store, link = cast("Any", object()), cast("Any", object()), cast("Any", lambda: None)
+    clients = [Permissions(asker, decisions, store, link, None, rules.rights_of(Subject(f"u{number}"))) for number in range(5)]
+    for number in range(250):
+        for client in clients:
+            assert client.may_publish_at_once(b"t/%d" % number)
+            assert decisions.kept == sum(each.kept for each in clients) <= 1000
+    for number in range(400):
+        assert clients[0].may_publish_at_once(b"more/%d" % number)
+        assert clients[0].kept == len(clients[0].publish) <= 300
+    for client in clients:
+        client.close()
+        assert client.may_publish_at_once(b"late")
+    assert decisions.kept == 0
 
 
 async def test_a_client_publishes_where_a_rule_allows_it(broker: Broker, tmp_path: Path) -> None:
