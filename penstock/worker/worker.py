@@ -254,6 +254,7 @@ class Worker:
                 await asyncio.wait((opening,))
                 return
             opening.result()
+            logger.info("the worker handles %s of the node at %s", ", ".join(each.name for each in self._plans), self.target)
             running = [asyncio.create_task(consumer.run()) for consumer in self._running]
             await asyncio.wait((*running, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -87,7 +87,9 @@ async def test_a_process_handles_messages_tells_its_health_and_stops_at_sigterm(
         with pytest.raises(urllib.error.HTTPError, match="404"):
             await asyncio.to_thread(_get, port, "/metrics")
         process.send_signal(signal.SIGTERM)
-        assert await ended(process) == 0
+        _, log = await asyncio.to_thread(process.communicate)
+        assert process.returncode == 0
+        assert f"the worker handles {GROUP} on {FILTER}" in log.decode()
     assert node.core.waiting == 0
 
 
