@@ -22,6 +22,7 @@ from penstock.cli.commands import (
     repair,
     schedules,
     serve,
+    timers,
     user,
     worker,
 )
@@ -62,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         groups,
         deadletters,
         schedules,
+        timers,
         reconcile,
         inspect,
         repair,

@@ -333,6 +333,22 @@ async def test_only_who_may_send_to_a_topic_has_to_do_with_its_schedules(node: N
         assert (listed.schedule.name, listed.schedule.topic, listed.paused) == ("s", TOPIC, False)
 
 
+async def test_only_who_may_send_to_a_topic_finds_and_changes_its_pending_messages(node: Node) -> None:
+    async with client_of(node, "billing") as client, client_of(node, "operator") as other:
+        sent = await client.send(TOPIC, b"a", delay_ms=60_000, timer_key="k")
+        for call in (
+            other.timers.find(sent.recall_handle),
+            other.timers.find(topic=TOPIC, key="k"),
+            other.timers.cancel(sent.recall_handle),
+            other.timers.cancel(topic=TOPIC, key="k"),
+            other.timers.reschedule(sent.recall_handle, delay_ms=1),
+            other.timers.reschedule(topic=TOPIC, key="k", delay_ms=1),
+        ):
+            with pytest.raises(NotPermitted, match="may not send"):
+                await call
+        await client.timers.cancel(topic=TOPIC, key="k")
+
+
 async def test_a_right_that_is_withdrawn_ends_calls_and_streams(node: Node, tmp_path: Path) -> None:
     async with client_of(node, "billing") as client, client.stream(FILTER, group="billing") as messages:
         await client.send(TOPIC, b"a")

@@ -77,13 +77,14 @@ async def _ask(message: Message) -> None:
         await message.dead_letter()
 
 
-async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, tag: str, as_json: bool) -> None:
+async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, key: str, tag: str, as_json: bool) -> None:
     """Send a message over gRPC and print its id.
 
-    With a `delay_ms` above 0 the node delivers the message so much later, and the handle that recalls it is printed, too.
+    With a `delay_ms` above 0 the node delivers the message so much later, and the handle that recalls it is printed, too. With
+    a `key` it replaces the pending message of its topic and key.
     """
     async with Client(str(address), security=security_of_environment()) as client:
-        sent = await client.send(topic, body, tag=tag, delay_ms=delay_ms)
+        sent = await client.send(topic, body, tag=tag, delay_ms=delay_ms, timer_key=key)
     row = {"message_id": sent.message_id}
     if sent.recall_handle:
         row["recall_handle"] = sent.recall_handle

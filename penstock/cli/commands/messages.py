@@ -14,6 +14,9 @@ def add_to(commands: Commands) -> None:
     command.add_argument("body", help="Body of the message, or - to read it from standard input.")
     add_pop_address(command)
     command.add_argument("--delay-ms", type=count, default=0, help="Milliseconds until the message is delivered (%(default)s).")
+    command.add_argument(
+        "--key", default="", help="Key of a delayed message, which replaces the pending one of that key (none)."
+    )
     command.add_argument("--tag", default="", help="Tag of the message, by which groups can select (none).")
     add_json(command)
     command.set_defaults(run=_send)
@@ -52,7 +55,17 @@ def _send(options: argparse.Namespace) -> int:
     from penstock.cli.actions.messages import send
 
     body = read_body(options.body)
-    return run_async(send(options.pop, options.topic, body, delay_ms=options.delay_ms, tag=options.tag, as_json=options.json))
+    return run_async(
+        send(
+            options.pop,
+            options.topic,
+            body,
+            delay_ms=options.delay_ms,
+            key=options.key,
+            tag=options.tag,
+            as_json=options.json,
+        )
+    )
 
 
 def _pop(options: argparse.Namespace) -> int:
