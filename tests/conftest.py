@@ -65,6 +65,7 @@ SLOW = (
     "tests/store/test_repair.py",
     "tests/store/test_retention.py",
     "tests/store/test_store_machine.py",
+    "tests/worker/test_failures.py",
 )
 """Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search at random, or are many."""
 

@@ -19,13 +19,11 @@ from typing import Annotated
 
 from faststream import Context
 
-from penstock.contrib.faststream.broker import PenstockBroker as _Broker
+from penstock.contrib.faststream.broker import PenstockBroker
 from penstock.contrib.faststream.command import PenstockResponse
 from penstock.contrib.faststream.inmemory import TestPenstockBroker
 from penstock.contrib.faststream.registrator import PenstockRouter
 from penstock.contrib.faststream.streammessage import PenstockMessage as _Message
-
-PenstockBroker = _Broker
 
 PenstockMessage = Annotated[_Message, Context("message")]
 """Annotate an argument of a handler with this to get the message."""

@@ -17,7 +17,6 @@ from faststream.exceptions import SetupError
 from faststream.middlewares import AckPolicy
 
 from penstock.contrib.faststream.command import SendOptions
-from penstock.pop.client.client import Client
 from penstock.pop.client.requests import Start
 from penstock.pop.client.results import GroupSettings
 from penstock.pop.client.tracing import Tracing
@@ -46,8 +45,6 @@ def address_of(topic: str) -> Address:
 class PenstockConfig(BrokerConfig):
     """Configuration of a broker or router."""
 
-    client: Client | None = None
-    """The client of a connected broker."""
     tracing: Tracing | None = None
 
 
