@@ -218,7 +218,7 @@ class Node:
         _log_recovery(self.recovery)
         log_shares(self.descriptors, self.config.mqtt.connections_max)
         self.store.start(loop, self._store_failed)
-        cancel_replaced(self.timer_keys, self.delayed)
+        cancel_replaced(self.timer_keys, self.delayed, self.store.space)
         self.delayed.start(loop)
         self.schedules.start(loop)
         self.transactions.start(loop)

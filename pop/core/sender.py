@@ -15,10 +15,11 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.store.causer import NODE, Causer
-from penstock.store.errors import LimitExceeded, StoreError, TopicInvalid
+from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from penstock.store.properties import Properties, decode_properties, encode_properties, tag_hash
 from penstock.store.record import Flag, decode, record_bytes
 from penstock.store.router import Route
+from penstock.store.space import Space
 from penstock.store.store import Store
 from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages
@@ -287,7 +288,13 @@ def check_properties(properties: Properties) -> None:
             raise SendRefused(Refusal.INVALID_PROPERTY, f"the response topic can't be used: {error}") from error
 
 
-def cancel_replaced(keys: TimerKeys, delayed: DelayedMessages) -> None:
-    """Cancel the messages that others have replaced. The node calls it at its start, before anything fires (`timer.keys`)."""
-    for position in keys.replaced:
-        delayed.recall(position, delayed.due_ms(position) or 0)
+def cancel_replaced(keys: TimerKeys, delayed: DelayedMessages, space: Space) -> None:
+    """Cancel the messages that others have replaced. The node calls it at its start, before anything fires (`timer.keys`).
+
+    Where the disk has no room for it, nothing fires either, and the messages are cancelled as soon as it has room again.
+    """
+    try:
+        for position in keys.replaced:
+            delayed.recall(position, delayed.due_ms(position) or 0)
+    except DiskFull:
+        space.on_relief.append(lambda: cancel_replaced(keys, delayed, space))

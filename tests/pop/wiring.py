@@ -120,7 +120,7 @@ class Parts:
             self.store.add_part(part)
         self.recovery: Recovery = self.store.recover()
         self._closed = False
-        cancel_replaced(self.timer_keys, self.delayed)
+        cancel_replaced(self.timer_keys, self.delayed, self.store.space)
         self.settle_queues()
 
     def advance(self, ms: int) -> None:
