@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.pop.client.requests import Start
+from penstock.pop.client.requests import Start, check_start
 from penstock.pop.client.results import GroupSettings
 from penstock.worker.context import Middleware
 from penstock.worker.handler import Handler
@@ -40,6 +40,7 @@ class ConsumerPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= 10_000:
             raise ValueError(f"concurrency is {self.concurrency}: use 1 to 10,000")
+        check_start(self.start)
         if not self.timeout_s > 0:
             raise ValueError(f"timeout is {self.timeout_s}: use more than 0 seconds")
         if not 0.1 <= self.invisible_s <= 43_200:

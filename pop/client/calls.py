@@ -35,6 +35,7 @@ class AsyncCalls:
     """
 
     def __init__(self, timeout_s: float) -> None:
+        _check_timeout(timeout_s)
         self.timeout_s = timeout_s
         self.closed = False
 
@@ -58,6 +59,7 @@ class SyncCalls:
     """
 
     def __init__(self, timeout_s: float, metadata: tuple[tuple[str, str], ...]) -> None:
+        _check_timeout(timeout_s)
         self._timeout_s = timeout_s
         self._metadata = metadata
         self.closed = False
@@ -72,3 +74,8 @@ class SyncCalls:
         except grpc.RpcError as error:
             # By gRPC's documentation each error of a call is also a `grpc.Call`. Its types do not say so.
             raise error_of_call(cast(grpc.Call, error)) from error
+
+
+def _check_timeout(timeout_s: float) -> None:
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_ms is {timeout_s * 1000:g}: use more than 0")

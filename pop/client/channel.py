@@ -9,6 +9,7 @@ import grpc.aio
 
 from penstock.pop.client.retrydelays import RETRY_MS_MAX, RETRY_MS_MIN
 from penstock.pop.client.security import Security
+from penstock.pop.client.targets import check_target
 
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # The node bounds its responses. One message may exceed gRPC's default of 4 MiB.
@@ -46,7 +47,13 @@ class _StreamTokenInterceptor(_TokenInterceptor, grpc.aio.StreamStreamClientInte
 
 
 def async_channel(target: str, security: Security) -> grpc.aio.Channel:
-    """Return a channel of asyncio to the node at `target` (`HOST:PORT`). Its interceptors add the token to each call."""
+    """Return a channel of asyncio to the node at `target` (`HOST:PORT`). Its interceptors add the token to each call.
+
+    Raises:
+        TypeError, ValueError: The target or the security can't be used.
+    """
+    check_target(target)
+    _check_security(security)
     credentials = security.credentials
     interceptors: Any = None
     if security.token:
@@ -57,8 +64,19 @@ def async_channel(target: str, security: Security) -> grpc.aio.Channel:
 
 
 def sync_channel(target: str, security: Security) -> grpc.Channel:
-    """Return a blocking channel to the node at `target` (`HOST:PORT`). The caller adds `security.metadata` to each call."""
+    """Return a blocking channel to the node at `target` (`HOST:PORT`). The caller adds `security.metadata` to each call.
+
+    Raises:
+        TypeError, ValueError: The target or the security can't be used.
+    """
+    check_target(target)
+    _check_security(security)
     credentials = security.credentials
     if credentials is None:
         return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
     return grpc.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+
+
+def _check_security(security: Security) -> None:
+    if not isinstance(security, Security):
+        raise TypeError(f"security is {type(security).__name__}: give Security(token=...), or Security(tls=True)")

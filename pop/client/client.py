@@ -59,6 +59,9 @@ class Client:
         inbox: Name of the inbox to which replies to requests come, such as the name and number of a service. Two clients must
             not use one name at the same time. By default each client has an inbox of its own, and `aclose` deletes it.
         tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
+
+    Raises:
+        TypeError, ValueError: The target is no address, the timeout is not above 0, or an argument has another type.
     """
 
     def __init__(
@@ -435,7 +438,7 @@ class Client:
             BatchFailed: The node refused some handles. All others are acknowledged.
         """
         self._call.check_open()
-        handles = list(handles)
+        handles = requests.handle_list(handles)
         with self._settling("ack", group, handles):
             answers.all_or_raise(await self._settlements_of(group).acks.submit_all(handles))
 
@@ -447,7 +450,7 @@ class Client:
         Raises:
             BatchFailed: The node refused some handles. All others are dead letters.
         """
-        handles = list(handles)
+        handles = requests.handle_list(handles)
         with self._settling("dead_letter", group, handles):
             answer = await self._call(self._stub.DeadLetter, requests.handles(group, handles, reason))
             answers.all_or_raise(answers.errors(answer.statuses))

@@ -159,7 +159,10 @@ class Consumer:
 
         Raises:
             PopError: The consumer can't go on: the group was deleted, or the node refuses the call.
+            RuntimeError: The caller is not within `async with consumer`.
         """
+        if not self._iterators and self._poller is None:
+            raise RuntimeError("take messages within `async with consumer`: before that the consumer does not receive any")
         return self.take_now(count) or await self._next(count)
 
     def take_now(self, count: int = 1) -> list[Message]:

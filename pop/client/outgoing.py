@@ -118,27 +118,88 @@ def encoded_message(
     A client that sends single messages makes no `OutgoingMessage` for each, and sets no field that has its default.
 
     Raises:
-        ValueError: Both `deliver_at_ms` and `delay_ms` are given.
+        ValueError: Both `deliver_at_ms` and `delay_ms` are given, or a number is too large.
+        TypeError: A parameter is of another type.
     """
-    message = pb.Message(topic=topic, body=body)
-    if properties:
-        message.properties.update(properties)
-    if tag or message_group or deliver_at_ms or delay_ms or producer:
-        if deliver_at_ms and delay_ms:
-            raise ValueError(BOTH_TIMES)
-        message.MergeFrom(
-            pb.Message(tag=tag, message_group=message_group, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms, producer=producer)
-        )
-    if deduplication_id or response_topic or correlation_data or content_type or expire_after_ms or timer_key:
-        message.extras.MergeFrom(
-            pb.MessageExtras(
-                deduplication_id=deduplication_id,
-                deduplication_age_ms=deduplication_age_ms,
-                response_topic=response_topic,
-                correlation_data=correlation_data,
-                content_type=content_type,
-                expire_after_ms=expire_after_ms,
-                timer_key=timer_key,
+    if body is None:
+        raise TypeError("body is None: give bytes, or b'' for a message without a body")
+    if deliver_at_ms and delay_ms:
+        raise ValueError(BOTH_TIMES)
+    try:
+        message = pb.Message(topic=topic, body=body)
+        if properties:
+            message.properties.update(properties)
+        if tag or message_group or deliver_at_ms or delay_ms or producer:
+            message.MergeFrom(
+                pb.Message(
+                    tag=tag, message_group=message_group, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms, producer=producer
+                )
             )
+        if deduplication_id or response_topic or correlation_data or content_type or expire_after_ms or timer_key:
+            message.extras.MergeFrom(
+                pb.MessageExtras(
+                    deduplication_id=deduplication_id,
+                    deduplication_age_ms=deduplication_age_ms,
+                    response_topic=response_topic,
+                    correlation_data=correlation_data,
+                    content_type=content_type,
+                    expire_after_ms=expire_after_ms,
+                    timer_key=timer_key,
+                )
+            )
+        return message
+    except (TypeError, ValueError, AttributeError) as error:
+        _explain(
+            topic=topic,
+            body=body,
+            properties=properties or {},
+            tag=tag,
+            message_group=message_group,
+            deliver_at_ms=deliver_at_ms,
+            delay_ms=delay_ms,
+            producer=producer,
+            deduplication_id=deduplication_id,
+            deduplication_age_ms=deduplication_age_ms,
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            content_type=content_type,
+            expire_after_ms=expire_after_ms,
+            timer_key=timer_key,
         )
-    return message
+        raise TypeError(f"the message can't be sent: {error}") from error
+
+
+_BYTES, _TEXT, _NUMBER, _PAIRS = (bytes,), (str, bytes), (int,), (Mapping,)
+
+_NAMES: dict[tuple[type, ...], str] = {
+    _BYTES: "bytes",
+    _TEXT: "text",
+    _NUMBER: "an integer",
+    _PAIRS: "a mapping of text to text",
+}
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "body": _BYTES,
+    "correlation_data": _BYTES,
+    "properties": _PAIRS,
+    "deliver_at_ms": _NUMBER,
+    "delay_ms": _NUMBER,
+    "deduplication_age_ms": _NUMBER,
+    "expire_after_ms": _NUMBER,
+}
+"""The types of the fields of a message that are no text, by which an error says what is wrong."""
+
+
+def _explain(**fields: object) -> None:
+    """Raise an error about the first field of a message that the protocol can't have."""
+    for name, value in fields.items():
+        kind = _KINDS.get(name, _TEXT)
+        if not isinstance(value, kind):
+            hint = ": encode text to bytes, such as text.encode()" if kind is _BYTES and isinstance(value, str) else ""
+            raise TypeError(f"{name} is {value!r:.80}, but must be {_NAMES[kind]}{hint}")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{name} is {value}, which is too large")
+        if isinstance(value, Mapping):
+            for key, text in value.items():
+                if not (isinstance(key, str) and isinstance(text, str)):
+                    raise TypeError(f"the property {key!r:.80} is {text!r:.80}: names and values must be text")

@@ -17,7 +17,8 @@ Start = End | int
 REASON_BYTES_MAX = 2_000
 """Maximum length of the reason of a dead letter in bytes of UTF-8. The clients cut off the rest."""
 
-_ENDS = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
+ENDS = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
+"""The ends of a queue, as the protocol has them."""
 
 
 class _StartFields(TypedDict, total=False):
@@ -26,7 +27,29 @@ class _StartFields(TypedDict, total=False):
 
 
 def _start_fields(start: Start) -> _StartFields:
-    return {"start_at_ms": start} if isinstance(start, int) else {"start": _ENDS[start]}
+    check_start(start)
+    return {"start_at_ms": start} if isinstance(start, int) else {"start": ENDS[start]}
+
+
+def check_start(start: Start) -> None:
+    """Raise ValueError if a group can't start there."""
+    if not isinstance(start, int) and start not in ENDS:
+        raise ValueError(f"start is {start!r}: give 'earliest', 'latest', or ms since 1970")
+
+
+def handle_list(handles: Iterable[str]) -> list[str]:
+    """Return handles as a list.
+
+    Raises:
+        TypeError: It is one handle and no list, or something in it is no handle.
+    """
+    if isinstance(handles, str):
+        raise TypeError("the handles are one text: give a list of them, such as [message.handle]")
+    found = list(handles)
+    for each in found:
+        if not isinstance(each, str):
+            raise TypeError(f"one of the handles is {each!r}: give message.handle, which is text")
+    return found
 
 
 # --- sending --------------------------------------------------------------------------------------------------------
@@ -34,7 +57,11 @@ def _start_fields(start: Start) -> _StartFields:
 
 def send(messages: Iterable[OutgoingMessage]) -> pb.SendRequest:
     """Return the request that sends a batch."""
-    return pb.SendRequest(messages=[message.encoded() for message in messages])
+    found = list(messages)
+    for each in found:
+        if not isinstance(each, OutgoingMessage):
+            raise TypeError(f"one of the messages is {each!r:.80}: give OutgoingMessage(topic=..., body=...)")
+    return pb.SendRequest(messages=[message.encoded() for message in found])
 
 
 def recall(recall_handle: str) -> pb.RecallRequest:
@@ -64,7 +91,7 @@ def pop(
         invisible_ms=invisible_ms,
         wait_ms=wait_ms,
         attempt_id=attempt_id,
-        acks=acks,
+        acks=handle_list(acks) if acks else (),
         in_order_max=in_order_max,
         **_start_fields(start),
     )
@@ -143,13 +170,15 @@ def reset_group(
     """Return the request that moves a group to another place in its queue.
 
     Raises:
-        ValueError: Not exactly one of `end`, `time_ms` and `message_id` is given.
+        ValueError: Not exactly one of `end`, `time_ms` and `message_id` is given, or `end` is no end.
     """
     if sum(value is not None for value in (end, time_ms, message_id)) != 1:
         raise ValueError("give exactly one of end, time_ms and message_id")
+    if end is not None and end not in ENDS:
+        raise ValueError(f"end is {end!r}: give 'earliest' or 'latest'")
     request = pb.ResetGroupRequest(group=group, filter=topic_filter)
     if end is not None:
-        request.end = _ENDS[end]
+        request.end = ENDS[end]
     elif time_ms is not None:
         request.time_ms = time_ms
     elif message_id is not None:

@@ -27,6 +27,11 @@ _UNAVAILABLE = (
     grpc.StatusCode.ABORTED,
 )
 
+UNREACHED = (
+    "the node did not answer in time: check that it runs, that the client's target is the address of its gRPC listener "
+    "(pop.listen), and that both sides use TLS or neither does"
+)
+
 _CALL_ERRORS: dict[grpc.StatusCode, type[PopError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.INVALID_ARGUMENT: RequestInvalid,
@@ -43,6 +48,8 @@ _STATUS_ERRORS: dict[int, type[StatusError]] = {pb.Code.Value(error.code): error
 def error_of_call(error: grpc.aio.AioRpcError | grpc.Call) -> PopError:
     """Return the exception for a call that ended with a gRPC status other than OK."""
     detail = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return NodeUnavailable(UNREACHED)
     if error.code() in _UNAVAILABLE:
         return NodeUnavailable(f"the node did not answer: {detail}")
     known = _CALL_ERRORS.get(error.code())

@@ -48,6 +48,9 @@ class SyncClient:
         security: TLS and token. By default the client speaks plain text and sends no token.
         inbox: As for `Client`.
         tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
+
+    Raises:
+        TypeError, ValueError: The target is no address, the timeout is not above 0, or an argument has another type.
     """
 
     def __init__(
@@ -64,8 +67,8 @@ class SyncClient:
         self._lock = threading.Lock()
         self._background: BackgroundClient | None = None
         """Serves producers and requests. Made under the lock, for the first of them."""
-        self._call = SyncCalls(timeout_ms / 1000, security.metadata)
         self._channel = sync_channel(target, security)
+        self._call = SyncCalls(timeout_ms / 1000, security.metadata)
         self._stub = PopServiceStub(self._channel)
         group_stub = GroupServiceStub(self._channel)
         self.groups = SyncGroupCalls(self._call, group_stub)
@@ -280,13 +283,13 @@ class SyncClient:
 
     def ack(self, handles: Iterable[str], *, group: str) -> None:
         """Acknowledge deliveries; return when that is durable, as `Client.ack`."""
-        handles = list(handles)
+        handles = requests.handle_list(handles)
         with self._settling("ack", group, handles):
             answers.all_or_raise(SyncSettlements(self._call, self._stub, group).ack(handles))
 
     def dead_letter(self, handles: Iterable[str], *, group: str, reason: str = "") -> None:
         """Make deliveries dead letters of their group, as `Client.dead_letter`."""
-        handles = list(handles)
+        handles = requests.handle_list(handles)
         with self._settling("dead_letter", group, handles):
             answers.all_or_raise(SyncSettlements(self._call, self._stub, group).dead_letter(handles, reason))
 
