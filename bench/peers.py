@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,8 +111,11 @@ def processor_s(pid: int) -> float:
 
 def _with_children(pid: int) -> list[int]:
     """Return a process and its children. A node syncs its log in a child process."""
-    children = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [pid, *(int(child) for found in children for child in found)]
+    found = [pid]
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def path_of(program: str) -> str:
