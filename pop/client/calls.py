@@ -64,10 +64,14 @@ class SyncCalls:
         self._metadata = metadata
         self.closed = False
 
-    def __call__(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, wait_ms: int = 0) -> A:
-        """Return the answer to a request that the node may hold for `wait_ms`. Raises as `call` does, and ClientClosed."""
+    def check_open(self) -> None:
+        """Raise ClientClosed if the client was closed."""
         if self.closed:
             raise ClientClosed(CLOSED)
+
+    def __call__(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, wait_ms: int = 0) -> A:
+        """Return the answer to a request that the node may hold for `wait_ms`. Raises as `call` does, and ClientClosed."""
+        self.check_open()
         timeout_s = self._timeout_s + max(wait_ms, 0) / 1000
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=True)

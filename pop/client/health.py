@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -12,5 +13,15 @@ async def is_serving(channel: grpc.aio.Channel, within_s: float) -> bool:
     try:
         answer = await check(health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True)
     except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def is_serving_sync(channel: grpc.Channel, within_s: float) -> bool:
+    """Do what `is_serving` does, and block meanwhile."""
+    check = health_pb2_grpc.HealthStub(channel).Check
+    try:
+        answer = check(health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True)
+    except grpc.RpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -14,6 +14,7 @@ from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.channel import sync_channel
 from penstock.pop.client.deadletters import SyncDeadLetterCalls
 from penstock.pop.client.groups import SyncGroupCalls
+from penstock.pop.client.health import is_serving_sync
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages, ReceivedMessage
@@ -96,6 +97,15 @@ class SyncClient:
         if background is not None:
             background.close()
         self._channel.close()
+
+    def is_serving(self, timeout: float = 5.0) -> bool:
+        """Return whether the node answers a health check within `timeout` seconds, and takes calls."""
+        self.check_open()
+        return is_serving_sync(self._channel, timeout)
+
+    def check_open(self) -> None:
+        """Raise ClientClosed if the client was closed."""
+        self._call.check_open()
 
     # --- sending ----------------------------------------------------------------------------------------------------
 

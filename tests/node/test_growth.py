@@ -21,6 +21,7 @@ from penstock.store.index import KeySpace
 from penstock.store.options import KIB, SECOND_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import HEADER_BYTES, Flag, Kind
+from penstock.timer.schedule import ScheduleDefinition
 from tests.pop.wiring import Parts
 from tests.store.wiring import retain, work_on
 
@@ -62,9 +63,9 @@ class Life:
         encoded = encode_properties(properties) if properties else b""
         return self.store.append_message(self.store.router.route(topic.encode()), body, encoded, flags)
 
-    def delay(self, ms: int, *, flags: int = 0) -> None:
-        due_ms = self.parts.clock.now_ms() + ms
-        self.publish("plant/1/due", flags=Flag.DELAYED | flags, properties=Properties(deliver_at_ms=due_ms))
+    def delay(self, ms: int, *, flags: int = 0, key: str = "") -> None:
+        about = Properties(deliver_at_ms=self.parts.clock.now_ms() + ms, timer_key=key)
+        self.publish("plant/1/due", flags=Flag.DELAYED | flags, properties=about)
 
     def record(self, kind: Kind, client: str, row: dict[str, object] | None, body: bytes = b"") -> int:
         return self.store.append(kind, topic=client.encode(), properties=orjson.dumps(row) if row else b"", body=body)
@@ -92,6 +93,8 @@ class Life:
         for _ in range(3):
             self.delay(draw.randrange(3 * RETENTION_MS))
         self.delay(draw.randrange(3 * RETENTION_MS), flags=Flag.RETAIN)
+        self.delay(draw.randrange(3 * RETENTION_MS), key=f"order-{number}")
+        self.schedule()
         half = self.publish("plant/1/paid", flags=1 | Flag.HALF, properties=Properties(producer="orders"))
         other = self.publish("plant/1/paid", flags=1 | Flag.HALF, properties=Properties(producer="orders"))
         self.store.commit()
@@ -105,6 +108,14 @@ class Life:
         self.publish(f"plant/1/{number}")
         self.store.commit()
         self.store.queues.detach(queue, "connection:2")
+
+    def schedule(self) -> None:
+        """Create a schedule that sends for ever, and delete the one before the last."""
+        schedules = self.parts.schedules
+        schedules.put(ScheduleDefinition(name=f"nightly-{self.numbers}", topic="plant/1/due", body=b"x", every_ms=RETENTION_MS))
+        ending = schedules.get(f"nightly-{self.numbers - 2}")
+        if ending is not None:
+            schedules.delete(ending)
 
     def serve_sessions(self) -> None:
         """Begin a session with a subscription of its own and a delivery under way, and end the one before the last."""
