@@ -185,7 +185,7 @@ async def test_taskiq_s_retries_send_the_task_again(node: Node, broker: Penstock
 
     async with working(broker):
         task = await fail_once.kiq()
-        await until(lambda: node.core.counters.acked == 1)
+        await until(lambda: node.core.counters.acked >= 1)
         if isinstance(middleware, SmartRetryMiddleware):
             assert ran == [0]
             node.advance(3_601_000)
