@@ -5,6 +5,7 @@ The native API and the RocketMQ-compatible one both use this module, so a messag
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
@@ -291,10 +292,14 @@ def check_properties(properties: Properties) -> None:
 def cancel_replaced(keys: TimerKeys, delayed: DelayedMessages, space: Space) -> None:
     """Cancel the messages that others have replaced. The node calls it at its start, before anything fires (`timer.keys`).
 
-    Where the disk has no room for it, nothing fires either, and the messages are cancelled as soon as it has room again.
+    Where the disk has no room for it, nothing fires either, and the messages are cancelled when it has room again.
     """
-    try:
-        for position in keys.replaced:
-            delayed.recall(position, delayed.due_ms(position) or 0)
-    except DiskFull:
-        space.on_relief.append(lambda: cancel_replaced(keys, delayed, space))
+
+    def cancel() -> None:
+        # Without room, the next relief tries again.
+        with suppress(DiskFull):
+            for position in keys.replaced:
+                delayed.recall(position, delayed.due_ms(position) or 0)
+
+    space.on_relief.append(cancel)
+    cancel()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from penstock.pop.core.sender import Refusal, Sender, SendRefused, StoredMessage
+from penstock.pop.core.sender import Refusal, Sender, SendRefused, StoredMessage, cancel_replaced
 from penstock.store.commitlog import DIRECTORY
+from penstock.store.errors import DiskFull
 from penstock.store.properties import Properties
 from penstock.store.syncmark import FILE as SYNCED
 from penstock.timer.options import TimerOptions
@@ -141,3 +144,25 @@ def test_wherever_the_log_is_cut_one_message_of_a_key_is_delivered(tmp_path: Pat
         assert (len(again.timer_keys), again.timer_keys.replaced) == (0, [])
         again.close()
     assert cancels > 0
+
+
+def test_replaced_messages_are_cancelled_when_the_disk_has_room_also_after_a_relief_without_room() -> None:
+    """A relief that finds no room must end: what it left is tried at the next one."""
+    tried: list[int] = []
+
+    class Full:
+        def due_ms(self, position: int) -> int:
+            return 1
+
+        def recall(self, position: int, due_ms: int) -> None:
+            tried.append(position)
+            if len(tried) < 3:
+                raise DiskFull("no room")
+
+    keys, reliefs = SimpleNamespace(replaced=[7]), SimpleNamespace(on_relief=[])
+    cancel_replaced(cast(Any, keys), cast(Any, Full()), cast(Any, reliefs))
+    for _ in range(2):
+        for relieved in reliefs.on_relief:
+            relieved()
+    assert tried == [7, 7, 7]
+    assert len(reliefs.on_relief) == 1
