@@ -112,8 +112,8 @@ class Campaign:
                 if self.results is not None:
                     with self.results.open("a") as results:
                         results.write(json.dumps(verdict) + "\n")
-                if self.report.failed and self.stop_early:
-                    return
+                if not line or (self.report.failed and self.stop_early):
+                    return  # without its process, this worker would fail all rounds that are left
         finally:
             worker.stdin.close()
             try:
