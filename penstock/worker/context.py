@@ -39,3 +39,13 @@ Middleware = Callable[[HandlerCall, CallNext], Awaitable[Any]]
 
 It awaits `call_next(call)`, possibly several times, or not at all: then the message counts as handled. What it raises has the
 effect of the handler's exceptions."""
+
+
+def check_middleware(middleware: Sequence[Middleware]) -> list[Middleware]:
+    """Return middlewares as a list. Raises TypeError if one of them can't be called with a call of a handler."""
+    for each in middleware:
+        if isinstance(each, type):
+            raise TypeError(f"the middleware {each.__name__} is a class: pass an instance, such as {each.__name__}()")
+        if not callable(each):
+            raise TypeError(f"the middleware {each!r:.80} can't be called: pass `async def middleware(call, call_next)`")
+    return [*middleware]

@@ -71,6 +71,8 @@ def handler_of(function: Callable[..., Any], *, batch: int = 0, codec: Codec | N
         HandlerInvalid: The function takes no argument, or too many, or its annotations make no sense.
     """
     name = getattr(function, "__qualname__", repr(function))
+    if codec is not None and not callable(codec):
+        raise HandlerInvalid(f"the codec of {name} is {codec!r:.80}: give a function that takes bytes and returns the body")
     if not callable(function) or inspect.isclass(function):
         raise HandlerInvalid(f"{name} is no function: decorate a function or a coroutine function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

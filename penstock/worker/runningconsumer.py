@@ -20,6 +20,7 @@ from penstock.pop.errors import (
     NotPermitted,
     Overloaded,
     PopError,
+    RequestInvalid,
     StatusError,
 )
 from penstock.worker.consumerplan import POP_MAX, ConsumerPlan
@@ -110,6 +111,8 @@ class RunningConsumer:
         self._refused = ""
         """Why the consumer had to start again; empty when it has run for `HEALTHY_S` since then."""
         self._opened_s = 0.0
+        self._fatal: PopError | None = None
+        """Why the consumer can never get messages, and ends."""
         self._done: list[Message] = []
         """Messages that were handled in this turn of the loop."""
         self._since_turn = 0
@@ -182,7 +185,11 @@ class RunningConsumer:
                 await asyncio.sleep(wait_s)
 
     async def run(self) -> None:
-        """Handle messages until `stop`. What a slot or the watch raises is a defect, and is raised here."""
+        """Handle messages until `stop`. What a slot or the watch raises is a defect, and is raised here.
+
+        Raises:
+            RequestInvalid: The node has never answered a pop, because the filter or the name of the group is not valid.
+        """
         loop = asyncio.get_running_loop()
         pending = set()
         for slot in self._slots:
@@ -196,6 +203,8 @@ class RunningConsumer:
                 for task in ended:
                     if not task.cancelled():
                         task.result()
+            if self._fatal is not None:
+                raise self._fatal
         finally:
             watch.cancel()
             await asyncio.wait((watch,))
@@ -250,6 +259,10 @@ class RunningConsumer:
         """Start again after the consumer failed, for example because its group was deleted."""
         async with self._opening:
             if self._consumer is not failed or self._stopping.is_set():
+                return
+            if isinstance(error, RequestInvalid) and failed is not None and not failed.was_answered:
+                self._fatal = error  # No later try can succeed.
+                self.take_no_more()
                 return
             self.counts.reconnects += 1
             if not isinstance(error, ClientClosed):

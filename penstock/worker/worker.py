@@ -18,7 +18,7 @@ from penstock.pop.client.tracing import Tracing
 from penstock.pop.errors import ClientClosed
 from penstock.worker.codecs import Codec
 from penstock.worker.consumerplan import ConsumerPlan
-from penstock.worker.context import Middleware
+from penstock.worker.context import Middleware, check_middleware
 from penstock.worker.counts import WorkerCounts
 from penstock.worker.errors import WorkerError
 from penstock.worker.handler import handler_of
@@ -74,7 +74,7 @@ class Worker:
         """Address of the node."""
         self._security = security
         self._tracing = tracing
-        self._middleware = list(middleware)
+        self._middleware = check_middleware(middleware)
         if tracing is not None:
             self._middleware.insert(0, TraceCalls(tracing=tracing))
         self._grace_s = grace
@@ -125,12 +125,15 @@ class Worker:
             middleware: Surround the calls of this handler, inside those of the worker.
 
         Raises:
-            HandlerInvalid: The function can't be a handler.
+            HandlerInvalid: The function or the codec can't be used.
+            TypeError: A middleware can't be called.
             ValueError: A number is out of its bounds.
         """
         if fifo:
             settings = GroupSettings() if settings is None else settings
             settings.fifo = True
+
+        inner = check_middleware(middleware)
 
         def register(function: F) -> F:
             plan = ConsumerPlan(
@@ -143,7 +146,7 @@ class Worker:
                 fifo=fifo,
                 start=start,
                 settings=settings,
-                middleware=(*self._middleware, *middleware),
+                middleware=(*self._middleware, *inner),
             )
             self._plans.append(plan)
             return function
@@ -214,7 +217,8 @@ class Worker:
 
         Raises:
             WorkerError: The worker has no consumer.
-            PopError: The node refuses a group. While it is away, or refuses the caller, the worker waits and tries again.
+            PopError: The node refuses a group or a filter. While it is away, or refuses the caller, the worker waits and tries
+                again.
         """
         if not self._plans:
             raise WorkerError("the worker has no consumer: decorate a function with @app.consumer(...)")

@@ -93,6 +93,8 @@ class Consumer:
         """Whether the last answer had messages, so that the next pop will come soon."""
         self.problem = ""
         """Why the last poll failed; empty if it succeeded. The consumer goes on trying."""
+        self.was_answered = False
+        """Whether the node has answered a poll."""
         self._closing = asyncio.Event()
         self._wake = asyncio.Event()
         """Wakes the poller: the buffer has room again, or the consumer closes."""
@@ -228,7 +230,8 @@ class Consumer:
             if self._has_backlog and self._hold_s:
                 settlements.acks.hold(self._hold_s)
             try:
-                self._poll_call = self._stub.Pop(request, timeout=self._timeout_s, wait_for_ready=True)
+                # The first poll says at once that the node is away. Those after it wait for the node, to be back when it is.
+                self._poll_call = self._stub.Pop(request, timeout=self._timeout_s, wait_for_ready=bool(self.problem))
                 answer = await self._poll_call
             except grpc.aio.AioRpcError as error:
                 settlements.acks.release()
@@ -242,6 +245,7 @@ class Consumer:
                 raise
             self._delays.reset()
             self.problem = ""
+            self.was_answered = True
             if acks:
                 settlements.acks.answer(acks, _answers(acks, answer.ack_statuses))
             self._has_backlog = bool(answer.messages)

@@ -13,7 +13,7 @@ import grpc.aio
 
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.client.retrydelays import RetryDelays
-from penstock.pop.client.statuses import error_of_call
+from penstock.pop.client.statuses import UNREACHED, error_of_call
 from penstock.pop.client.tracing import now_ns
 from penstock.pop.client.unseen import UnseenMessages
 from penstock.pop.errors import NodeUnavailable, PopError
@@ -30,6 +30,9 @@ logger = logging.getLogger("penstock.client")
 CLOSE_S = 2.0
 """How long leaving a stream waits until the node has received the last acknowledgements."""
 
+
+OPEN_S = 10.0
+"""How long a stream that opens again waits for the node at a time. Between two such times it says in the log that it waits."""
 
 STEADY_S = 10.0
 """A stream that was open for so long was no failed try: if it breaks, the first delay before the next try is short again."""
@@ -107,16 +110,26 @@ class StreamConsumer:
         return self._unseen.expired
 
     async def __aenter__(self) -> StreamConsumer:
-        call = await self._open()
+        try:
+            call = await self._open(wait=False)
+        except NodeUnavailable as error:
+            call = await self._open_when_possible(error, RetryDelays())
         self._reader = asyncio.get_running_loop().create_task(self._read(call))
         return self
 
-    async def _open(self) -> Call:
-        """Open a stream on the node, when that can be reached. Raises PopError."""
+    async def _open(self, *, wait: bool) -> Call:
+        """Open a stream on the node; if that can't be reached now, wait for `OPEN_S` at most. Raises PopError."""
         # Without an iterator of requests, `write` sends them. The stubs do not know that form.
-        self._call = call = self._stub.Consume(wait_for_ready=True)  # type: ignore[call-arg]
+        self._call = call = self._stub.Consume(wait_for_ready=wait)  # type: ignore[call-arg]
         try:
-            await call.write(pb.ConsumeRequest(open=self._opening))
+            async with asyncio.timeout(OPEN_S):
+                await call.write(pb.ConsumeRequest(open=self._opening))
+        except TimeoutError:
+            call.cancel()
+            raise NodeUnavailable(UNREACHED) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error) from error
         except asyncio.InvalidStateError:  # The call has ended before the write.
@@ -219,23 +232,25 @@ class StreamConsumer:
 
     async def _open_again(self, error: NodeUnavailable, delays: RetryDelays) -> Call:
         """Open another stream after one has broken, when the node is back. Raises PopError if the node refuses that."""
-        group = self._opening.group
         unseen = self._unseen.clear()  # The node may have given them to others by the time that the loop would see them.
-        while True:
-            wait_s = delays.next_s()
-            logger.warning("group %s: %s; the stream opens again in %.2f s", group, error, wait_s)
-            await asyncio.sleep(wait_s)
-            try:
-                call = await self._open()
-                break
-            except NodeUnavailable as again:
-                error = again
+        call = await self._open_when_possible(error, delays)
         self._credits = self._credits_max
         self._unsent.credits = 0  # The new stream begins with all credits.
         self._ensure_flusher()
         if unseen:  # A node that was killed still counts them as handed out.
             await self._settlements.give_back([message.handle for message in unseen], CLOSE_S)
         return call
+
+    async def _open_when_possible(self, error: NodeUnavailable, delays: RetryDelays) -> Call:
+        """Open a stream when the node is back. Raises PopError if the node refuses that."""
+        while True:
+            wait_s = delays.next_s()
+            logger.warning("group %s: %s; the stream opens again in %.2f s", self._opening.group, error, wait_s)
+            await asyncio.sleep(wait_s)
+            try:
+                return await self._open(wait=True)
+            except NodeUnavailable as again:
+                error = again
 
     async def _raise_status(self, call: Call) -> NoReturn:
         """Raise the reason why the node ended the stream."""

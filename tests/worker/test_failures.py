@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock import Client, Message, Security, Worker, group_settings
+from penstock import Client, GroupSettings, Message, Security, Worker, group_settings
+from penstock.pop.errors import RequestInvalid
 from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, StoreOptions
 from penstock.worker import runningconsumer
@@ -188,3 +189,16 @@ async def test_a_handler_that_blocks_the_event_loop_is_named(
         async with running(worker):
             await until(lambda: "blocked the event loop" in caplog.text)
         assert ".block await" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [None, group_settings(attempts_max=3)], ids=["without settings", "with settings"])
+async def test_a_filter_that_is_not_valid_ends_the_worker_with_the_reason(node: Node, settings: GroupSettings | None) -> None:
+    app = Worker(node.target)
+
+    @app.consumer("plant/a+b", group=GROUP, settings=settings)
+    async def handle(body: bytes) -> None:
+        raise AssertionError("there is nothing to handle")
+
+    with pytest.raises(RequestInvalid, match="a\\+b"):
+        async with asyncio.timeout(20):
+            await app.run(handle_signals=False)

@@ -12,6 +12,8 @@ from penstock import HandlerInvalid, Message, Worker
 from penstock.worker.codecs import codec_of, decoded
 from penstock.worker.errors import Undecodable
 from penstock.worker.handler import BODY, MESSAGE, handler_of
+from penstock.worker.middleware.logging import LogCalls
+from tests.pop.wiring import FILTER, GROUP
 
 pydantic = pytest.importorskip("pydantic")
 
@@ -146,3 +148,22 @@ def test_numbers_out_of_bounds_are_refused_when_a_handler_is_decorated(options: 
 def test_a_negative_grace_is_refused() -> None:
     with pytest.raises(ValueError, match="grace is -1"):
         Worker(grace=-1)
+
+
+def test_a_codec_that_can_not_be_called_is_refused() -> None:
+    def handle(body: bytes) -> None:
+        raise NotImplementedError
+
+    with pytest.raises(HandlerInvalid, match=r"the codec of .*handle is 5: give a function"):
+        handler_of(handle, codec=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("middleware", "why"),
+    [(5, "the middleware 5 can't be called"), (LogCalls, r"LogCalls is a class: pass an instance, such as LogCalls\(\)")],
+)
+def test_a_middleware_that_can_not_be_called_is_refused(middleware: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        Worker(middleware=[middleware])
+    with pytest.raises(TypeError, match=why):
+        Worker().consumer(FILTER, group=GROUP, middleware=[middleware])

@@ -91,6 +91,42 @@ async def test_a_client_waits_for_a_node_that_starts_later(tmp_path: Path) -> No
     await node.stop()
 
 
+async def test_consumers_say_at_once_that_the_node_is_away_and_go_on_when_it_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    port = node.port
+    await node.stop()
+    async with Client(f"127.0.0.1:{port}") as client:
+
+        async def streamed() -> bytes:
+            async with client.stream(FILTER, group="streamed") as messages:
+                async for message in messages:
+                    message.ack()
+                    return message.body
+            raise AssertionError("the stream ended")
+
+        streaming = asyncio.create_task(streamed())
+        consuming = asyncio.create_task(first_of(client, 1))
+        async with asyncio.timeout(5):
+            while not ("the stream opens again" in caplog.text and "the consumer polls again" in caplog.text):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        node = Node(tmp_path / "data")
+        await node.start(port)
+        await client.send(TOPIC, b"x")
+        assert await streaming == b"x"
+        assert [message.body for message in await consuming] == [b"x"]
+    await node.stop()
+
+
+async def test_a_stream_that_waits_for_its_node_can_be_cancelled() -> None:
+    async with Client("127.0.0.1:1", close_ms=100) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3), client.stream(FILTER, group=GROUP):
+                raise AssertionError("there is no node")
+
+
 async def test_without_a_node_calls_fail_in_time_and_closing_returns() -> None:
     began_s = time.monotonic()
     async with Client("127.0.0.1:1", timeout_ms=100, close_ms=100) as client:
