@@ -37,7 +37,6 @@ from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
 from penstock.node.privacy import keep_private
 from penstock.node.state import state_of
-from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
@@ -118,17 +117,7 @@ class Node:
             descriptors_below=self.descriptors.mqtt,
             traces=self._traces,
         )
-        sender = Sender(
-            self.store,
-            self._handles,
-            self.delayed,
-            self.timer_keys,
-            self.transactions,
-            self.sent_ids,
-            config.pop,
-            config.timer,
-            self._pop_traces,
-        )
+        sender = self._parts.sender
         servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
         self.rocketmq = rocketmq_service(
             self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
@@ -199,12 +188,11 @@ class Node:
             return None
 
     def _recover(self, clock: SteerableClock) -> Recovery:
-        parts = NodeParts(self.config, clock, traces=self._traces)
+        self._parts = parts = NodeParts(self.config, clock, traces=self._traces)
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
         self.schedules, self.timer_keys = parts.schedules, parts.timer_keys
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
         self.sent_ids = parts.sent_ids
-        self._pop_traces = parts.pop_traces
         self._handles = parts.handles
         return self.store.recover()
 
@@ -217,12 +205,7 @@ class Node:
         loop = asyncio.get_running_loop()
         _log_recovery(self.recovery)
         log_shares(self.descriptors, self.config.mqtt.connections_max)
-        self.store.start(loop, self._store_failed)
-        cancel_replaced(self.timer_keys, self.delayed, self.store.space)
-        self.delayed.start(loop)
-        self.schedules.start(loop)
-        self.transactions.start(loop)
-        self.pop.start(loop)
+        self._parts.start(loop, self._store_failed)
         try:
             port = await self.gateway.start()
             if port:
@@ -249,10 +232,7 @@ class Node:
         await self._control.stop()
         await self.gateway.stop()
         await self._pop_server.stop()
-        self.pop.stop()
-        self.transactions.stop()
-        self.schedules.stop()
-        self.delayed.stop()
+        self._parts.stop()
         await self._admin.stop()
         await self.store.close()
         self._lock.release()

@@ -1,7 +1,9 @@
-"""The store of a data directory with all parts of a node: what is recovered, and what the index follows from."""
+"""The store of a data directory with all parts of a node: what is recovered, what the index follows from, and what fires."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from penstock.gateway.delivery.retained_messages import RetainedMessages
@@ -10,6 +12,7 @@ from penstock.node.config import Config
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.poptraces import PopTraces
+from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.transactions import Transactions
 from penstock.store.clock import SteerableClock
@@ -24,7 +27,7 @@ from penstock.tracing.traces import Traces
 
 
 class NodeParts:
-    """The store and the parts on one data directory. The caller calls `store.recover`.
+    """The store and the parts on one data directory. The caller calls `store.recover`, and then `start`.
 
     Parameters:
         config: all options.
@@ -72,3 +75,35 @@ class NodeParts:
         timed = (self.delayed, self.timer_keys, self.schedules, self.transactions)
         for part in (*timed, self.retained, self.sent_ids, self.sessions, self.pop.part):
             self.store.add_part(part)
+        self.sender = Sender(
+            self.store,
+            self.handles,
+            self.delayed,
+            self.timer_keys,
+            self.transactions,
+            self.sent_ids,
+            config.pop,
+            config.timer,
+            self.pop_traces,
+        )
+
+    def start(self, loop: asyncio.AbstractEventLoop, store_failed: Callable[[OSError], None]) -> None:
+        """Sync the log on `loop`, and fire what is due.
+
+        Args:
+            loop: runs the node.
+            store_failed: see `Store.start`.
+        """
+        self.store.start(loop, store_failed)
+        cancel_replaced(self.timer_keys, self.delayed, self.store.space)  # before anything fires
+        self.delayed.start(loop)
+        self.schedules.start(loop)
+        self.transactions.start(loop)
+        self.pop.start(loop)
+
+    def stop(self) -> None:
+        """Fire nothing more. The caller closes the store."""
+        self.pop.stop()
+        self.transactions.stop()
+        self.schedules.stop()
+        self.delayed.stop()

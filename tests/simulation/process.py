@@ -22,8 +22,9 @@ from penstock.gateway.transport.peer import Peer
 from penstock.node.config import Config
 from penstock.node.holding import Holding
 from penstock.node.parts import NodeParts
-from penstock.pop.core.sender import Sender
+from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
+from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.store.ballast import release_ballast
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, IndexDamaged
@@ -285,17 +286,10 @@ class Process:
             AccessControl(config.access, config.data_dir, self.clock.now_ms),
             delay_ms_max=config.timer.delay_ms_max,
         )
-        sender = Sender(
-            self.store,
-            self._handles,
-            self.delayed,
-            self.timer_keys,
-            self.transactions,
-            self.sent_ids,
-            config.pop,
-            config.timer,
-        )
+        sender = self._parts.sender
         self.servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
+        self.timers = TimerServicer(self.delayed, self.timer_keys, sender, self._handles, self.store)
+        self.scheduler = ScheduleServicer(self.schedules, self.store)
         self.holding = Holding(self.store, config.data_dir, files=self.files, executor=self._executor)
         self.listener = SimulatedListener()
 
@@ -317,7 +311,7 @@ class Process:
 
     def _recover(self) -> Recovery:
         machine = self.machine
-        parts = NodeParts(
+        self._parts = parts = NodeParts(
             self.config,
             self.clock,
             files=self.files,
@@ -327,7 +321,7 @@ class Process:
         )
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
-        self.sent_ids, self.timer_keys = parts.sent_ids, parts.timer_keys
+        self.schedules, self.timer_keys = parts.schedules, parts.timer_keys
         self._handles = parts.handles
         return self.store.recover()
 
@@ -370,19 +364,14 @@ class Process:
 
     def _start(self) -> None:
         loop = self.loop.loop
-        self.store.start(loop, self._store_failed)
-        self.delayed.start(loop)
-        self.transactions.start(loop)
-        self.pop.start(loop)
+        self._parts.start(loop, self._store_failed)
         self.loop.create_task(self.gateway.start())
 
     async def stop(self) -> None:
         """Stop in order."""
         await self.holding.stop()
         await self.gateway.stop()
-        self.pop.stop()
-        self.transactions.stop()
-        self.delayed.stop()
+        self._parts.stop()
         self._executor.loop = None
         await self.store.close()
         self.status = 0
