@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.segment import Segment
 
 CHILD: Final = str(Path(syncchild.__file__))
+BLOCKED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that never reach the child: operators may send them to all processes of a node while it still has records to sync."""
 
 Ended = Callable[[OSError | None, int], None]
 """Called when a sync has ended, with its error or None, and with the number of requests that it served, at least one."""
@@ -118,6 +121,7 @@ class SyncProcess:
         self._end, other = socket.socketpair()
         with other:
             command = [sys.executable, "-I", "-S", CHILD, str(other.fileno())]
+            blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # the child inherits this mask
             try:
                 self._process = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=[other.fileno()])
             except OSError as error:
@@ -126,6 +130,8 @@ class SyncProcess:
                     error.errno,
                     f'the process that syncs the log can\'t be started: {error}; set store.sync_in = "thread"',
                 ) from error
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         loop.add_reader(self._end.fileno(), self._readable)
 
     @property
@@ -163,12 +169,13 @@ class SyncProcess:
     def _receive(self) -> int:
         """Receive an answer or the end of the child. Return how many requests it served; 0 if nothing has come."""
         try:
-            answer = self._end.recv(syncchild.ANSWER.size)
+            answer = self._end.recv(syncchild.ANSWER_BYTES)
         except BlockingIOError:
             return 0
         except ConnectionResetError:
             answer = b""
-        number, served = syncchild.ANSWER.unpack(answer) if answer else (0, max(self._asked, 1))
+        number = int.from_bytes(answer[: syncchild.NUMBER_BYTES], "big")
+        served = int.from_bytes(answer[syncchild.NUMBER_BYTES :], "big") if answer else max(self._asked, 1)
         self._asked -= served
         if not answer:
             self.failure = OSError(errno.EPIPE, "the process that syncs the log has ended; see the system log")
@@ -178,7 +185,7 @@ class SyncProcess:
             self._asked = 0
             self._log.fail(self.failure)
             self._loop.remove_reader(self._end.fileno())
-        return int(served)
+        return served
 
     def stop(self) -> None:
         if self._end.fileno() < 0:
