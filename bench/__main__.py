@@ -8,7 +8,7 @@ from importlib import import_module
 
 BENCHES = {
     "mqtt": "Measure MQTT, beside mosquitto and nats-server.",
-    "pop": "Measure POP over gRPC, beside Redis streams, NATS JetStream and beanstalkd.",
+    "pop": "Measure POP over gRPC, beside Redis streams, NATS JetStream, beanstalkd and RocketMQ.",
     "store": "Measure the store alone: append, read, many queues, starts.",
     "access": "Measure what access control costs, for a decision and for a message.",
     "backup": "Measure backups, and what they do to publishers. It runs only by name.",

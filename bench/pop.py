@@ -1,4 +1,4 @@
-"""`python -m bench pop`: POP over gRPC, beside Redis streams, NATS JetStream and beanstalkd.
+"""`python -m bench pop`: POP over gRPC, beside Redis streams, NATS JetStream, beanstalkd and Apache RocketMQ.
 
 Two client processes and the node share the machine. Penstock answers Send, Pop and Ack after fdatasync. `bench.peers` says what
 the other brokers promise. The brokers take turns as in `bench.mqtt`. beanstalkd syncs each job by itself, so it gets fewer
@@ -36,6 +36,7 @@ from bench.peers import (
     processor_s,
     redis_server,
 )
+from bench.rocketmq import ROCKETMQ, check_rocketmq, rocketmq_work
 from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 from bench.trees import THIS
 from penstock.pop.proto import pop_pb2 as pb
@@ -44,6 +45,9 @@ RIVAL = "Redis"
 NATS = "NATS"
 BEANSTALKD_SHARE = 20
 """The broker gets one of so many messages."""
+
+ROCKETMQ_SHARE = 4
+"""Its client sends one message a call, so it gets one of so many messages."""
 
 BATCH = 256
 BATCH_SMALL = 32
@@ -122,7 +126,8 @@ def _beanstalkd(peer: BrokerProcess) -> Broker:
 def _prepare(setting: Setting) -> None:
     """Start the client processes, and skip brokers that aren't installed, with a line that says so."""
     setting.options.clients = Clients(0.05) if setting.options.quick else Clients()
-    find_rivals(setting, {RIVAL: _find_redis, NATS: _find_nats, "beanstalkd": partial(path_of, "beanstalkd")})
+    programs = {RIVAL: _find_redis, NATS: _find_nats, "beanstalkd": partial(path_of, "beanstalkd"), ROCKETMQ: check_rocketmq}
+    find_rivals(setting, programs)
 
 
 def _find_redis() -> None:
@@ -283,6 +288,8 @@ def _work(setting: Setting) -> Generator[Figures]:
                 rates = {OURS: _whole(spans, count)}
                 if batch:
                     rates |= {rival: drain(name, batch, count) for rival, drain in places.items()}
+                elif ROCKETMQ in setting.options.rivals:  # Its worker has no batches.
+                    rates[ROCKETMQ] = rocketmq_work(name, count // ROCKETMQ_SHARE, in_order=False)
                 figures |= beside(figure, rates)
             yield figures
 
@@ -319,6 +326,8 @@ def _in_order(setting: Setting) -> Generator[Figures]:
                 spans = setting.options.clients.run(clients.drain_in_order, node.address, name, name, batch)
                 rates = {OURS: _whole(spans, count)}
                 rates |= {rival: drain(name, batch, count) for rival, drain in places.items()}
+                if batch > 1 and ROCKETMQ in setting.options.rivals:
+                    rates[ROCKETMQ] = rocketmq_work(name, count // ROCKETMQ_SHARE, in_order=True)
                 figures |= beside(figure, rates)
             yield figures
 
@@ -569,6 +578,6 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = parser_of("pop", "Measure POP over gRPC beside Redis streams, NATS JetStream and beanstalkd.", ROWS)
-    add_beside(parser, (RIVAL, NATS, "beanstalkd"))
+    parser = parser_of("pop", "Measure POP over gRPC beside Redis streams, NATS JetStream, beanstalkd and RocketMQ.", ROWS)
+    add_beside(parser, (RIVAL, NATS, "beanstalkd", ROCKETMQ))
     return run(parser, ROWS, arguments, failures=(BrokerFailed, RuntimeError, grpc.RpcError), prepare=_prepare)

@@ -101,7 +101,7 @@ class FailedWrite(DiskFault):
         path = segments(scene.data_dir)[-1]
         data = path.read_bytes()
         end = len(data.rstrip(b"\0")) // PAGE * PAGE + scene.random.randint(0, 4) * PAGE
-        ranges = disk.blocks_of(path, end, min(end + 16 * PAGE, len(data)))
+        ranges = disk.blocks_of(path, end, min(end + 16 * PAGE, len(data))) if end < len(data) else []
         if not ranges:
             scene.outcome.notes.append("the segment was full")
             return False
