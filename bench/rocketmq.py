@@ -1,8 +1,8 @@
 """Apache RocketMQ as a peer of the benchmarks: its own server, and the worker of its official client for Java.
 
-The server runs on its own, because it takes minutes to install and start: `tests/clients/rocketmq-server start DIR` does that, and
-prints the environment that names it. Its brokers write messages to the page cache, and sync later. `tests/clients/install java`
-installs the client.
+The server runs on its own, because it takes minutes to install and start: `tests/clients/rocketmq-server start DIR` does that,
+and prints the environment that names it. It answers a send when the message is in the page cache, and syncs later.
+`tests/clients/install java` installs the client.
 """
 
 from __future__ import annotations

@@ -147,6 +147,7 @@ class ShareGroup:
         """Take one member out of the group. When the last one leaves, the group gives up what it keeps."""
         self.count -= 1
         if not self.count:
+            self.flush()
             if self._retry is not None:
                 self._retry.cancel()
             for _, deliveries in self._refused.values():

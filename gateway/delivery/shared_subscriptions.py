@@ -166,6 +166,7 @@ class SharedSubscriptions:
         """Delete a group that was created for a shared subscription, if neither a connected nor a stored session has it."""
         is_unused = (group.name, group.filter) not in self._groups and OWNER not in group.retry.owners
         if group.settings.shared and is_unused and not group.is_deleted:
+            self.settlements.flush()  # What came together with the last member's DISCONNECT was acknowledged before the end.
             try:
                 self._admin.delete(group.name, group.filter)
             except DiskFull:

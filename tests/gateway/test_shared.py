@@ -27,6 +27,7 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.store.accounts import Resource
 from penstock.store.errors import TopicInvalid
+from penstock.store.record import Kind
 from tests.gateway.brokers import StartBroker
 from tests.gateway.logins import plugins
 from tests.gateway.other_clients import paho, properties_of, run_mosquitto
@@ -34,6 +35,8 @@ from tests.gateway.scripted_plugins import Script
 from tests.gateway.share_members import LASTS, SHARED, bodies, expire_deliveries, group_of, member, packet_ids, publish
 from tests.gateway.wire import ANSWER_S_MAX, Broker, Client, Client5, Message
 from tests.waiting import until
+
+UNSUBSCRIBE = b"\xa2\x11\0\1\0\0\x0c" + SHARED.encode()
 
 # --- each message to one ------------------------------------------------------------------------------------------------
 
@@ -461,6 +464,22 @@ async def test_a_group_created_for_devices_is_marked_and_ends_with_the_last_of_t
     await until(lambda: not list(broker.node.pop.groups))
     await until(lambda: set(broker.held_resources().values()) <= {0, 1})
     assert len(broker.node.gateway.shared) == broker.node.gateway.counters.subscriptions_shared == 0
+
+
+@pytest.mark.parametrize("leaving", [b"\xe0\0", UNSUBSCRIBE], ids=["disconnect", "unsubscribe"])
+@pytest.mark.parametrize(("qos", "answer"), [(1, PUBACK), (2, PUBREC)])
+async def test_what_comes_together_with_the_end_of_the_last_member_is_acknowledged_before_the_group_ends(
+    broker: Broker, leaving: bytes, qos: int, answer: int
+) -> None:
+    one = await member(broker, "one", qos)
+    await publish(broker, b"1", b"2", qos=qos)
+    ids = packet_ids(await one.drained())
+    assert len(ids) == 2
+    await one.send(encode_acks(answer, ids) + leaving)
+    await until(lambda: not list(broker.node.pop.groups))
+    kinds = [record.kind for record in broker.node.store.log.scan(0)]
+    assert Kind.POP_ACK in kinds
+    assert kinds.index(Kind.POP_ACK) < kinds.index(Kind.GROUP_DELETED)
 
 
 async def test_an_existing_group_is_joined_and_stays(broker: Broker) -> None:
