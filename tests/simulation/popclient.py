@@ -27,6 +27,10 @@ class CallContext:
         """Return the address of the caller."""
         return "ipv4:192.0.2.1:4711"
 
+    def invocation_metadata(self) -> tuple[()]:
+        """Return the metadata of the call."""
+        return ()
+
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
         """End the call."""
         raise CallFailed(f"{code.name}: {details}")

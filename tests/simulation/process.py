@@ -22,12 +22,14 @@ from penstock.gateway.transport.peer import Peer
 from penstock.node.config import Config
 from penstock.node.holding import Holding
 from penstock.node.parts import NodeParts
+from penstock.pop.access.refusals import CallRefused
+from penstock.pop.errors import PopError
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.store.ballast import release_ballast
 from penstock.store.commitlog import CommitLog
-from penstock.store.errors import DiskFull, IndexDamaged
+from penstock.store.errors import DiskFull, IndexDamaged, StoreError
 from penstock.store.files import FULL, make_directory
 from penstock.store.recovery import Recovery
 from penstock.store.rocksdb import Database
@@ -397,7 +399,7 @@ class Process:
         self.store.end_turn()
 
     def call(self, work: Any, done: Callable[[Any, Exception | None], None]) -> None:
-        """Run a coroutine on the loop; call `done` with its result or its error."""
+        """Run a coroutine on the loop; call `done` with its result or with one of the errors that a call may end with."""
 
         self.calls += 1
 
@@ -405,7 +407,8 @@ class Process:
             self.calls -= 1
             if self.status is None and not task.cancelled():
                 error = task.exception()
-                assert error is None or isinstance(error, Exception)
+                if error is not None and not isinstance(error, (CallRefused, StoreError, PopError, OSError)):
+                    raise error
                 done(None if error is not None else task.result(), error)
 
         self.loop.create_task(work).add_done_callback(ended)
