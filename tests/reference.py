@@ -106,8 +106,8 @@ def commands_page() -> str:
         "# Commands",
         parser.description or "",
         "The exit status is 0 for success, 1 for a failure and 2 for wrong usage. Defaults are in brackets. "
-        "Commands that speak gRPC take a token from the environment variable `PENSTOCK_TOKEN`, and a PEM file of root "
-        "certificates from `PENSTOCK_CA_FILE`.",
+        "Commands that speak gRPC take a token from the environment variable `PENSTOCK_TOKEN`. All that connect to a node take "
+        "the PEM file of root certificates from `PENSTOCK_CA_FILE`, if `--tls-ca-file` does not name one.",
     ]
     for command in _commands(parser):
         parts += [f"## {command.prog}", command.description or "", f"```\n{_usage(command)}\n```"]

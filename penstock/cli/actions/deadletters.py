@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from google.protobuf.json_format import MessageToDict
 
 from penstock import SyncClient
+from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_rows, time_of
-from penstock.cli.actions.security import security_of_environment
+from penstock.cli.actions.security import security_of
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.options import HostPort
 
 
-def list_dead_letters(address: HostPort, group: str, *, after: str, limit: int, as_json: bool) -> None:
+def list_dead_letters(node: Endpoint, group: str, *, after: str, limit: int, as_json: bool) -> None:
     """Print the dead letters of a group that were not sent back.
 
     Args:
-        address: of the node's gRPC listener.
+        node: its gRPC listener.
         group: name of the group.
         after: id of the message after which to begin, or empty to begin with the oldest.
         limit: maximum number of dead letters.
         as_json: print one JSON object a line in place of a table.
     """
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         letters = client.dead_letters.of_group(group, after=after, limit=limit)
     print_rows(
         [MessageToDict(letter, preserving_proto_field_name=True) for letter in letters],
@@ -45,7 +45,7 @@ def list_dead_letters(address: HostPort, group: str, *, after: str, limit: int, 
     )
 
 
-def redrive(address: HostPort, group: str, message_ids: Sequence[str] | None) -> None:
+def redrive(node: Endpoint, group: str, message_ids: Sequence[str] | None) -> None:
     """Send dead letters back to their group, and print how many. None for the ids means all of them."""
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         sys.stdout.write(f"{client.dead_letters.redrive(group, message_ids)} sent back\n")

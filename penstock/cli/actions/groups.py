@@ -8,14 +8,15 @@ import sys
 from google.protobuf.json_format import MessageToDict
 
 from penstock import SyncClient, group_settings
+from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_rows
-from penstock.cli.actions.security import security_of_environment
+from penstock.cli.actions.security import security_of
 from penstock.pop.proto import pop_pb2 as pb
 
 
-def run(options: argparse.Namespace) -> int:
+def run(node: Endpoint, options: argparse.Namespace) -> int:
     """Run an action of `penstock group` and return its exit status."""
-    with SyncClient(str(options.pop), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         action: str = options.action
         if action == "list":
             _print_groups(client.groups.describe(options.group, options.filter), options.json)

@@ -7,17 +7,17 @@ import sys
 from typing import Literal
 
 from penstock import Client, Message
+from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_row, text_of
-from penstock.cli.actions.security import security_of_environment
+from penstock.cli.actions.security import security_of
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.options import HostPort
 
 Outcome = Literal["ack", "leave", "ask"]
 """What to do with each message that was popped."""
 
 
 async def pop(
-    address: HostPort,
+    node: Endpoint,
     topic_filter: str,
     *,
     group: str,
@@ -31,7 +31,7 @@ async def pop(
 
     The command ends after `count` messages, or when a pop returns none.
     """
-    async with Client(str(address), security=security_of_environment()) as client:
+    async with Client(str(node.address), security=security_of(node)) as client:
         remaining = count
         while remaining:
             messages = await client.pop(
@@ -77,13 +77,13 @@ async def _ask(message: Message) -> None:
         await message.dead_letter()
 
 
-async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, key: str, tag: str, as_json: bool) -> None:
+async def send(node: Endpoint, topic: str, body: bytes, *, delay_ms: int, key: str, tag: str, as_json: bool) -> None:
     """Send a message over gRPC and print its id.
 
     With a `delay_ms` above 0 the node delivers the message so much later, and the handle that recalls it is printed, too. With
     a `key` it replaces the pending message of its topic and key.
     """
-    async with Client(str(address), security=security_of_environment()) as client:
+    async with Client(str(node.address), security=security_of(node)) as client:
         sent = await client.send(topic, body, tag=tag, delay_ms=delay_ms, timer_key=key)
     row = {"message_id": sent.message_id}
     if sent.recall_handle:
@@ -91,8 +91,8 @@ async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, key
     print_row(row, as_json)
 
 
-async def recall(address: HostPort, handle: str) -> None:
+async def recall(node: Endpoint, handle: str) -> None:
     """Cancel a delayed message by its recall handle."""
-    async with Client(str(address), security=security_of_environment()) as client:
+    async with Client(str(node.address), security=security_of(node)) as client:
         await client.recall(handle)
     print("The message is recalled.")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import sys
 from getpass import getpass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from amqtt.client import MQTTClient
-from amqtt.errors import ConnectError
+from amqtt.errors import AMQTTError, ConnectError
 
+from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_row, text_of
 from penstock.gateway.protocol.reasons import ConnectCode
-from penstock.store.options import HostPort
 
 PASSWORD = "PENSTOCK_PASSWORD"
 """Environment variable with the password of the user that `--user` names."""
@@ -28,7 +29,7 @@ REFUSALS = {
 }
 """What the return codes of a CONNACK mean (MQTT 3.1.1, 3.2.2.3)."""
 
-_CLIENT = {"auto_reconnect": False, "keep_alive": 60, "plugins": {}}
+_CLIENT: dict[str, Any] = {"auto_reconnect": False, "keep_alive": 60, "plugins": {}}
 
 
 class UserPassword(NamedTuple):
@@ -66,20 +67,20 @@ def login_of(user: str | None, source: Path | None) -> UserPassword | None:
 
 
 async def publish(
-    address: HostPort, login: UserPassword | None, topic: str, body: bytes, *, qos: int, retain: bool, count: int
+    node: Endpoint, login: UserPassword | None, topic: str, body: bytes, *, qos: int, retain: bool, count: int
 ) -> None:
     """Publish a message over MQTT `count` times. At QoS 1 and 2, return when all of them are acknowledged."""
-    client = await _connected(address, login)
+    client = await _connected(node, login)
     for _ in range(count):
         await client.publish(topic, body, qos=qos, retain=retain)
     await client.disconnect()
 
 
 async def subscribe(
-    address: HostPort, login: UserPassword | None, topic_filter: str, *, qos: int, count: int, as_json: bool
+    node: Endpoint, login: UserPassword | None, topic_filter: str, *, qos: int, count: int, as_json: bool
 ) -> None:
     """Print the messages of `topic_filter` as they arrive over MQTT. End after `count` messages, or never if `count` is 0."""
-    client = await _connected(address, login)
+    client = await _connected(node, login)
     codes = await client.subscribe([(topic_filter, qos)])
     if codes and codes[0] >= 0x80:
         await client.disconnect()
@@ -96,16 +97,55 @@ async def subscribe(
         await client.disconnect()
 
 
-async def _connected(address: HostPort, login: UserPassword | None) -> MQTTClient:
+async def _connected(node: Endpoint, login: UserPassword | None) -> MQTTClient:
+    """Return a client that is connected.
+
+    Raises:
+        ConnectionError: it can't connect. The text says what prevents it, and what to do.
+        ValueError, OSError: as `Endpoint.context` raises them.
+    """
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # amqtt raises its errors as well as logging them
-    client = MQTTClient(config=_CLIENT)
+    scheme, config = "mqtt", _CLIENT
+    if node.has_tls:
+        node.context()  # amqtt makes a context of its own, and does not say which file it can't use
+        files = {"cafile": node.ca_file, "certfile": node.certificate, "keyfile": node.key}
+        scheme, config = "mqtts", {**_CLIENT, "connection": files}
+    client = MQTTClient(config=config)
     who = f"{quote(login.user, safe='')}:{quote(login.password, safe='')}@" if login is not None else ""
     try:
-        await client.connect(f"mqtt://{who}{address}/")
+        await client.connect(f"{scheme}://{who}{node.address}/")
     except ConnectError as error:
         code = getattr(error, "return_code", None)  # what the node said; None if it said nothing
         if code is not None:
             why = REFUSALS.get(code, f"return code {code}")
-            raise ConnectionError(f"The node on {address} refused the connection: {why}.") from error
-        raise ConnectionError(f"No MQTT broker answers on {address} ({error}). Is `penstock serve` running there?") from error
+            raise ConnectionError(f"The node on {node.address} refused the connection: {why}.") from error
+        raise ConnectionError(_why_unconnected(node, error.__cause__)) from error
+    except AMQTTError as error:
+        raise ConnectionError(_why_unconnected(node, error)) from error
     return client
+
+
+def _why_unconnected(node: Endpoint, cause: BaseException | None) -> str:
+    """Return what prevents a connection, and what to do."""
+    at = node.address
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"The certificate of the node on {at} can't be trusted: {cause.verify_message}. Name the file of its authority "
+            "with --tls-ca-file, and give --mqtt a host name that the certificate has."
+        )
+    if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
+        return (
+            f"The listener on {at} refused the connection with the TLS alert {cause.reason}. If it asks for a client "
+            "certificate, give one that its authority has signed with --tls-certificate and --tls-key."
+        )
+    is_unreachable = isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ssl.SSLError)
+    if is_unreachable or isinstance(cause, TimeoutError):
+        return f"No MQTT broker answers on {at} ({cause}). Is `penstock serve` running there?"
+    if node.has_tls:
+        how, remedy = " over TLS", "If it speaks plain text, add --no-tls."
+    else:
+        how, remedy = "", "If it speaks TLS, add --tls, and --tls-ca-file FILE for an authority of your own."
+    return (
+        f"The listener on {at} does not answer as an MQTT broker does{how}. {remedy} Otherwise the log of the node says why it "
+        "closed the connection."
+    )

@@ -9,29 +9,29 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from penstock import ScheduleDescription, SyncClient
+from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_line, print_row, print_rows, time_of
-from penstock.cli.actions.security import security_of_environment
-from penstock.store.options import HostPort
+from penstock.cli.actions.security import security_of
 
 
-def create(address: HostPort, name: str, topic: str, body: bytes, **settings: Any) -> None:
+def create(node: Endpoint, name: str, topic: str, body: bytes, **settings: Any) -> None:
     """Create a schedule, and print when it occurs next. The settings are those of `ScheduleCalls.create`."""
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         made = client.schedules.create(name, topic, body, **settings)
     _print_upcoming(made)
 
 
-def list_schedules(address: HostPort, prefix: str, *, after: str, limit: int, as_json: bool) -> None:
+def list_schedules(node: Endpoint, prefix: str, *, after: str, limit: int, as_json: bool) -> None:
     """Print schedules by name.
 
     Args:
-        address: of the node's gRPC listener.
+        node: its gRPC listener.
         prefix: what their names begin with.
         after: name of the schedule after which to begin, or empty to begin with the first.
         limit: maximum number of schedules.
         as_json: print one JSON object a line in place of a table.
     """
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         found = client.schedules.list(prefix=prefix, after=after, limit=limit)
     print_rows(
         [_row(each) for each in found],
@@ -52,41 +52,41 @@ def list_schedules(address: HostPort, prefix: str, *, after: str, limit: int, as
     )
 
 
-def show(address: HostPort, name: str) -> None:
+def show(node: Endpoint, name: str) -> None:
     """Print all about a schedule, as JSON."""
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         found = client.schedules.describe(name)
     print_row(_row(found), as_json=True)
 
 
-def pause(address: HostPort, name: str) -> None:
+def pause(node: Endpoint, name: str) -> None:
     """Let a schedule send nothing until it is resumed."""
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         client.schedules.pause(name)
     print_line("paused")
 
 
-def resume(address: HostPort, name: str) -> None:
+def resume(node: Endpoint, name: str) -> None:
     """Let a schedule go on, and print when it occurs next."""
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         found = client.schedules.resume(name)
     _print_upcoming(found)
 
 
-def run(address: HostPort, name: str) -> None:
+def run(node: Endpoint, name: str) -> None:
     """Let a schedule send a message now, and print its id."""
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         print_line(client.schedules.run(name))
 
 
-def delete(address: HostPort, name: str) -> None:
+def delete(node: Endpoint, name: str) -> None:
     """Delete a schedule."""
-    with SyncClient(str(address), security=security_of_environment()) as client:
+    with SyncClient(str(node.address), security=security_of(node)) as client:
         client.schedules.delete(name)
     print_line("deleted")
 
 
-ACTIONS: dict[str, Callable[[HostPort, str], None]] = {
+ACTIONS: dict[str, Callable[[Endpoint, str], None]] = {
     "show": show,
     "pause": pause,
     "resume": resume,

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from penstock import Security
+from penstock.cli.actions.endpoint import Endpoint
 
 TOKEN = "PENSTOCK_TOKEN"
 """Environment variable with the token that each gRPC call carries."""
 
-CA_FILE = "PENSTOCK_CA_FILE"
-"""Environment variable with the path of the PEM file of root certificates that verify the node's certificate."""
 
+def security_of(node: Endpoint) -> Security:
+    """Return the token of the environment, and the certificates of an endpoint.
 
-def security_of_environment() -> Security:
-    """Return the token and the root certificates that the environment names."""
-    ca_file = os.environ.get(CA_FILE)
-    return Security(token=os.environ.get(TOKEN, ""), root_certificates=Path(ca_file).read_bytes() if ca_file else None)
+    Raises:
+        ValueError, OSError: as `Endpoint.context` raises them.
+    """
+    token = os.environ.get(TOKEN, "")
+    if not node.has_tls:
+        return Security(token=token)
+    node.context()  # gRPC says nothing about files that it can't use
+    roots, certificate, key = (
+        file.read_bytes() if file is not None else None for file in (node.ca_file, node.certificate, node.key)
+    )
+    return Security(token=token, tls=True, root_certificates=roots, certificate=certificate, key=key)

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.actions.endpoint import Endpoint, endpoint_of
 from penstock.store.options import HostPort, OptionInvalid
 
 EXIT_FAILED = 1
@@ -45,6 +46,7 @@ def add_mqtt_address(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--mqtt", type=address, default=MQTT, metavar="HOST:PORT", help="Address of the node's MQTT listener (%(default)s)."
     )
+    _add_tls(command)
 
 
 def add_mqtt_login(command: argparse.ArgumentParser) -> None:
@@ -53,7 +55,7 @@ def add_mqtt_login(command: argparse.ArgumentParser) -> None:
         "--user",
         metavar="NAME",
         help="User name. The password is that of --password-file, or else of the variable PENSTOCK_PASSWORD, or asked for. "
-        "The node must be on this machine, or the network be one that you trust: the connection has no TLS.",
+        "Without --tls, everybody on the network path can read it.",
     )
     # A password among the arguments would be seen by everybody on the machine who lists processes.
     command.add_argument(
@@ -65,6 +67,40 @@ def add_pop_address(command: argparse.ArgumentParser) -> None:
     """Add `--pop`, the address of the node's gRPC listener."""
     command.add_argument(
         "--pop", type=address, default=POP, metavar="HOST:PORT", help="Address of the node's gRPC listener (%(default)s)."
+    )
+    _add_tls(command)
+
+
+def mqtt_endpoint(options: argparse.Namespace) -> Endpoint:
+    """Return the MQTT listener that the options of `add_mqtt_address` name. Raises ValueError if they contradict each other."""
+    return _endpoint(options, options.mqtt)
+
+
+def pop_endpoint(options: argparse.Namespace) -> Endpoint:
+    """Return the gRPC listener that the options of `add_pop_address` name. Raises ValueError if they contradict each other."""
+    return _endpoint(options, options.pop)
+
+
+def _add_tls(command: argparse.ArgumentParser) -> None:
+    """Add the options of TLS, which are the same for both kinds of listeners."""
+    command.add_argument(
+        "--tls",
+        action=argparse.BooleanOptionalAction,
+        help="Speak TLS with the listener, or don't. By default the command does if one of the three files is given.",
+    )
+    command.add_argument(
+        "--tls-ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM file of the roots that the node's certificate is checked by ($PENSTOCK_CA_FILE, or else the usual roots).",
+    )
+    command.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM file of the client's certificate.")
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file of the key of the client's certificate.")
+
+
+def _endpoint(options: argparse.Namespace, at: HostPort) -> Endpoint:
+    return endpoint_of(
+        at, tls=options.tls, ca_file=options.tls_ca_file, certificate=options.tls_certificate, key=options.tls_key
     )
 
 

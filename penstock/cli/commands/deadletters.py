@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count
+from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, pop_endpoint
 
 
 def add_to(commands: Commands) -> None:
@@ -32,12 +32,12 @@ def add_to(commands: Commands) -> None:
 def _list(options: argparse.Namespace) -> int:
     from penstock.cli.actions.deadletters import list_dead_letters
 
-    list_dead_letters(options.pop, options.group, after=options.after, limit=options.limit, as_json=options.json)
+    list_dead_letters(pop_endpoint(options), options.group, after=options.after, limit=options.limit, as_json=options.json)
     return 0
 
 
 def _redrive(options: argparse.Namespace) -> int:
     from penstock.cli.actions.deadletters import redrive
 
-    redrive(options.pop, options.group, None if options.all else options.message_id)
+    redrive(pop_endpoint(options), options.group, None if options.all else options.message_id)
     return 0

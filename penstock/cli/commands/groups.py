@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count
+from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, pop_endpoint
 from penstock.pop.backoff import Backoff, Exponential
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _add_settings(action: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     from penstock.cli.actions.groups import run
 
-    return run(options)
+    return run(pop_endpoint(options), options)
 
 
 def start(text: str) -> Start:

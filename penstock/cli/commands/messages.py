@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, read_body, run_async
+from penstock.cli.commands.arguments import (
+    Commands,
+    add_command,
+    add_json,
+    add_pop_address,
+    count,
+    pop_endpoint,
+    read_body,
+    run_async,
+)
 
 
 def add_to(commands: Commands) -> None:
@@ -57,7 +66,7 @@ def _send(options: argparse.Namespace) -> int:
     body = read_body(options.body)
     return run_async(
         send(
-            options.pop,
+            pop_endpoint(options),
             options.topic,
             body,
             delay_ms=options.delay_ms,
@@ -73,7 +82,7 @@ def _pop(options: argparse.Namespace) -> int:
 
     return run_async(
         pop(
-            options.pop,
+            pop_endpoint(options),
             options.filter,
             group=options.group,
             count=options.count,
@@ -88,4 +97,4 @@ def _pop(options: argparse.Namespace) -> int:
 def _recall(options: argparse.Namespace) -> int:
     from penstock.cli.actions.messages import recall
 
-    return run_async(recall(options.pop, options.handle))
+    return run_async(recall(pop_endpoint(options), options.handle))

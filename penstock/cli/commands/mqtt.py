@@ -12,6 +12,7 @@ from penstock.cli.commands.arguments import (
     add_mqtt_address,
     add_mqtt_login,
     count,
+    mqtt_endpoint,
     read_body,
     run_async,
 )
@@ -50,7 +51,7 @@ def _publish(options: argparse.Namespace) -> int:
     login = _login(options)
     body = read_body(options.body)
     return run_async(
-        publish(options.mqtt, login, options.topic, body, qos=options.qos, retain=options.retain, count=options.count)
+        publish(mqtt_endpoint(options), login, options.topic, body, qos=options.qos, retain=options.retain, count=options.count)
     )
 
 
@@ -58,7 +59,9 @@ def _subscribe(options: argparse.Namespace) -> int:
     from penstock.cli.actions.mqtt import subscribe
 
     login = _login(options)
-    return run_async(subscribe(options.mqtt, login, options.filter, qos=options.qos, count=options.count, as_json=options.json))
+    return run_async(
+        subscribe(mqtt_endpoint(options), login, options.filter, qos=options.qos, count=options.count, as_json=options.json)
+    )
 
 
 def _login(options: argparse.Namespace) -> UserPassword | None:

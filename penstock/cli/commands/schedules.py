@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, read_body
+from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, pop_endpoint, read_body
 
 
 def add_to(commands: Commands) -> None:
@@ -79,7 +79,7 @@ def _create(options: argparse.Namespace) -> int:
             raise ValueError(f"the property {pair!r} is not of the form NAME=VALUE")
         properties[name] = value
     create(
-        options.pop,
+        pop_endpoint(options),
         options.name,
         options.topic,
         read_body(options.body),
@@ -103,12 +103,12 @@ def _create(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from penstock.cli.actions.schedules import list_schedules
 
-    list_schedules(options.pop, options.prefix, after=options.after, limit=options.limit, as_json=options.json)
+    list_schedules(pop_endpoint(options), options.prefix, after=options.after, limit=options.limit, as_json=options.json)
     return 0
 
 
 def _act(options: argparse.Namespace) -> int:
     from penstock.cli.actions.schedules import ACTIONS
 
-    ACTIONS[options.action](options.pop, options.name)
+    ACTIONS[options.action](pop_endpoint(options), options.name)
     return 0

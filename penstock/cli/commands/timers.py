@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import Commands, add_command, add_pop_address, count
+from penstock.cli.commands.arguments import Commands, add_command, add_pop_address, count, pop_endpoint
 
 
 def add_to(commands: Commands) -> None:
@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
 def _act(options: argparse.Namespace) -> int:
     from penstock.cli.actions import timers
 
-    names = (options.pop, options.handle, options.topic, options.key)
+    names = (pop_endpoint(options), options.handle, options.topic, options.key)
     if options.action == "find":
         timers.find(*names)
     elif options.action == "cancel":
