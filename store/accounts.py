@@ -62,6 +62,7 @@ class Resource(IntEnum):
     SHARED = 9
     SCHEDULES = 10
     SCHEDULES_BYTES = 11
+    TIMER_KEYS = 12
 
     @property
     def is_bytes(self) -> bool:

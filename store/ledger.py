@@ -51,6 +51,7 @@ WORDS: Final = {
     Resource.SHARED: "shared subscriptions",
     Resource.SCHEDULES: "schedules",
     Resource.SCHEDULES_BYTES: "bytes of schedules",
+    Resource.TIMER_KEYS: "pending messages with a key",
 }
 """What a resource is called in errors."""
 

@@ -51,6 +51,7 @@ class QuotaLimitOptions:
     shared: int = _quota("shared subscriptions of connected clients; clients that share one count once")
     schedules: int = _quota("schedules")
     schedules_bytes: int = _quota_bytes("schedules")
+    timer_keys: int = _quota("delayed messages that are pending and have a key")
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if the limits apply to nothing."""

@@ -63,7 +63,7 @@ class NodeParts:
             executor=executor,
         )
         self.delayed = DelayedMessages(self.store, config.timer)
-        self.timer_keys = TimerKeys(config.timer)
+        self.timer_keys = TimerKeys(self.store, config.timer)
         self.schedules = Schedules(self.store, config.timer)
         self.retained = RetainedMessages(self.store.now_of, self.store.ledger)
         self.handles = Handles(load_secret(config.data_dir, files=files))

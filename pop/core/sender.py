@@ -194,8 +194,8 @@ class Sender:
             replaces = self._keys.find(route.topic, properties.timer_key)
         encoded = encode_properties(properties._replace(by=causer.row(), replaces=replaces))
         try:
-            if properties.timer_key and replaces is None:
-                self._keys.admit()
+            if properties.timer_key:
+                self._keys.admit(causer, route.name, replaces)
             self._delayed.admit(causer, record_bytes(route.topic, body, encoded), route.name)
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error

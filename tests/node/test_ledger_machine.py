@@ -66,6 +66,7 @@ MAXIMA = {
     Resource.SHARED: 8,
     Resource.SCHEDULES: 6,
     Resource.SCHEDULES_BYTES: 3_000,
+    Resource.TIMER_KEYS: 6,
 }
 
 KNOWN = [Causer.of(user, source, client) for user in USERS for source in SOURCES for client in CLIENTS]
@@ -301,20 +302,29 @@ class LedgerMachine(RuleBasedStateMachine):
         return causer._replace(tenant=tenant_of(causer)).account
 
     @rule(
-        topic=st.sampled_from(TOPICS), size=st.integers(1, 150), retain=st.booleans(), causer=causers, after=st.integers(1, 9)
+        topic=st.sampled_from(TOPICS),
+        size=st.integers(1, 150),
+        retain=st.booleans(),
+        has_key=st.booleans(),
+        causer=causers,
+        after=st.integers(1, 9),
     )
-    def delay(self, topic: str, size: int, retain: bool, causer: Causer, after: int) -> None:
+    def delay(self, topic: str, size: int, retain: bool, has_key: bool, causer: Causer, after: int) -> None:
         if not self.root_of(topic, causer):
             return
         body = b"x" * size
         causer = self.parts.store.ledger.with_tenant(causer)
-        about = Properties(deliver_at_ms=self.parts.store.now_ms() + after, by=causer.row())
+        key = str(self.parts.store.log.end) if has_key else ""
+        about = Properties(deliver_at_ms=self.parts.store.now_ms() + after, by=causer.row(), timer_key=key)
         wanted = record_bytes(topic.encode(), body, encode_properties(about))
         asked = [(Resource.DELAYED, 1), (Resource.DELAYED_BYTES, wanted)]
         asked += [(Resource.RETAINED, 1), (Resource.RETAINED_BYTES, wanted)] if retain else []
+        asked += [(Resource.TIMER_KEYS, 1)] * has_key
         is_allowed = self.allowed(causer, *asked)
         self.parts.store.router.route(topic.encode(), causer)
         try:
+            if has_key:
+                self.parts.timer_keys.admit(causer, topic)
             self.parts.delayed.admit(causer, wanted, topic)
             if retain:
                 self.parts.retained.admit(topic.encode(), wanted, causer, is_delayed=True)
@@ -325,9 +335,8 @@ class LedgerMachine(RuleBasedStateMachine):
         flags = Flag.DELAYED | (Flag.RETAIN if retain else 0)
         position, stored = self.store_message(topic, body, flags, about, causer)
         self.model.enter(causer)
-        self.model.add(
-            ("delayed", position, about.deliver_at_ms, topic), causer, (Resource.DELAYED, 1), (Resource.DELAYED_BYTES, stored)
-        )
+        amounts = [(Resource.DELAYED, 1), (Resource.DELAYED_BYTES, stored), *[(Resource.TIMER_KEYS, 1)] * has_key]
+        self.model.add(("delayed", position, about.deliver_at_ms, topic), causer, *amounts)
         if retain:
             self.model.add(("later", position), causer, (Resource.RETAINED, 1), (Resource.RETAINED_BYTES, stored))
 
@@ -601,6 +610,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.held(Resource.SESSIONS) == len(self.parts.sessions)
         assert ledger.held(Resource.DELAYED) == len(self.parts.delayed)
         assert ledger.held(Resource.TRANSACTIONS) == len(self.parts.transactions)
+        assert ledger.held(Resource.TIMER_KEYS) == len(self.parts.timer_keys)
         assert ledger.held(Resource.SCHEDULES) == len(self.parts.schedules)
 
     def passing(self, resource: Resource) -> int:

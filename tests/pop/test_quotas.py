@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock import (
+    AlreadyRecalled,
     BatchFailed,
     Client,
     OutgoingMessage,
@@ -90,6 +91,28 @@ async def test_each_service_has_its_delayed_messages(tmp_path: Path) -> None:
             await flooder.transactions.begin("a", b"x", producer="flooder")
         await half.commit()
         await flooder.transactions.begin("a", b"x", producer="flooder")
+
+
+async def test_each_service_has_its_keys_of_delayed_messages(tmp_path: Path) -> None:
+    async with (
+        node_of(tmp_path, timer_keys=1) as node,
+        client_of(node, "flooder") as flooder,
+        client_of(node, "honest") as honest,
+    ):
+        sent = await flooder.send("a", b"x", delay_ms=60_000, timer_key="one")
+        with pytest.raises(TooManyTimers, match=r"'flooder' holds 1 pending messages with a key.*quotas\.limits"):
+            await flooder.send("a", b"x", delay_ms=60_000, timer_key="two")
+        await flooder.send("a", b"y", delay_ms=60_000, timer_key="one")  # takes the place of the first
+        await flooder.timers.reschedule(topic="a", key="one", delay_ms=90_000)
+        await honest.send("a", b"x", delay_ms=60_000, timer_key="two")
+        with pytest.raises(TooManyTimers, match=r"'honest' holds 1 pending"):
+            await honest.send("a", b"x", delay_ms=60_000, timer_key="one")
+        with pytest.raises(AlreadyRecalled):
+            await flooder.recall(sent.recall_handle)
+        await flooder.timers.cancel(topic="a", key="one")
+        await flooder.send("a", b"x", delay_ms=60_000, timer_key="two")  # it was the other one's, which has room again
+        await honest.send("a", b"x", delay_ms=60_000, timer_key="three")
+        assert node.store.ledger.held(Resource.TIMER_KEYS) == 2
 
 
 async def test_callers_without_an_access_file_are_known_by_their_address(tmp_path: Path) -> None:

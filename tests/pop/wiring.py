@@ -103,7 +103,7 @@ class Parts:
         self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files)
         self.delayed = DelayedMessages(self.store, timer_options)
         self.schedules = Schedules(self.store, timer_options)
-        self.timer_keys = TimerKeys(timer_options)
+        self.timer_keys = TimerKeys(self.store, timer_options)
         self.handles = Handles(load_secret(data_dir, files=files))
         self.core = PopCore(self.store, self.handles, pop_options, timer_options)
         self.admin = self.core.admin
