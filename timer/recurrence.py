@@ -35,11 +35,14 @@ CRON_CHARS_MAX: Final = 256
 RRULE_CHARS_MAX: Final = 512
 """Maximum length of a rule."""
 
-RRULE_COUNT_MAX: Final = 10_000
+RRULE_COUNT_MAX: Final = 1_000
 """Maximum COUNT of a recurrence rule, because each search counts from its start. `count` of a schedule has no such bound."""
 
 RRULE_TIMES_MAX: Final = 1_440
 """Maximum number of times of day that BYHOUR, BYMINUTE and BYSECOND of a recurrence rule give together."""
+
+RRULE_TIMES_SETPOS_MAX: Final = 4
+"""The same for a rule with BYSETPOS. A search that finds nothing lists all times of all days of ten years."""
 
 _CYCLE_YEARS: Final = 400
 """The calendar repeats itself after so many years, days of the week included. dateutil looks for an occurrence up to the year
@@ -72,6 +75,10 @@ class Recurrence(Protocol):
         """Return the first occurrence at `ms` or later; None if there is none."""
         ...
 
+    def occurrences_from(self, ms: int) -> Iterator[int]:
+        """Yield the occurrences at `ms` or later within ten years, in order. One walk costs little more than its first step."""
+        ...
+
     def last_before(self, ms: int, from_ms: int) -> int | None:
         """Return the last occurrence before `ms` that is not before `from_ms`; None if there is none."""
         ...
@@ -86,6 +93,10 @@ class Every:
 
     def first_from(self, ms: int) -> int | None:
         return self._start_ms - (self._start_ms - max(ms, self._start_ms)) // self._every_ms * self._every_ms
+
+    def occurrences_from(self, ms: int) -> Iterator[int]:
+        begin_ms = self._start_ms - (self._start_ms - max(ms, self._start_ms)) // self._every_ms * self._every_ms
+        yield from range(begin_ms, ms + HORIZON_MS + 1, self._every_ms)
 
     def last_before(self, ms: int, from_ms: int) -> int | None:
         found = self._start_ms + (ms - 1 - self._start_ms) // self._every_ms * self._every_ms
@@ -111,7 +122,7 @@ class _Calendar:
         raise NotImplementedError
 
     def first_from(self, ms: int) -> int | None:
-        return next(self._from(ms), None)
+        return next(self.occurrences_from(ms), None)
 
     def last_before(self, ms: int, from_ms: int) -> int | None:
         # Look at longer and longer times before `ms`, so that few occurrences are passed over.
@@ -119,7 +130,7 @@ class _Calendar:
         while True:
             begin_ms = max(ms - span_ms, from_ms)
             last = None
-            for found in self._from(begin_ms):
+            for found in self.occurrences_from(begin_ms):
                 if found >= ms:
                     break
                 last = found
@@ -127,8 +138,7 @@ class _Calendar:
                 return last
             span_ms *= 2
 
-    def _from(self, ms: int) -> Iterator[int]:
-        """Yield the occurrences from an instant on, in order, each once."""
+    def occurrences_from(self, ms: int) -> Iterator[int]:
         begin, last_ms = _local(ms, self._zone), ms - 1
         # Where the clock is changed, later times can mean earlier instants: then some must be found before the first is known.
         steady_until = begin + 2 * _CHANGE
@@ -240,7 +250,8 @@ class RecurrenceRule(_Calendar):
         parts = _parts_of(text)
         self._frequency = parts["FREQ"]
         self._interval = int(parts.get("INTERVAL", "1"))
-        self._is_counted = "COUNT" in parts
+        self.is_counted = "COUNT" in parts
+        """Whether each search counts from the start."""
         until = parts.pop("UNTIL", None)
         self._until_ms: int | None = None
         if until is not None:
@@ -263,7 +274,7 @@ class RecurrenceRule(_Calendar):
         end = begin + timedelta(milliseconds=HORIZON_MS) + _CHANGE
         years = (datetime.max.year - 1 - end.year) // _CYCLE_YEARS * _CYCLE_YEARS
         start = self._start_near(begin)
-        bound = "" if self._is_counted else f";UNTIL={end.replace(year=end.year + years):%Y%m%dT%H%M%S}"
+        bound = "" if self.is_counted else f";UNTIL={end.replace(year=end.year + years):%Y%m%dT%H%M%S}"
         rule = rrulestr(self._text + bound, dtstart=start.replace(year=start.year + years))
         for later in rule.xafter(begin.replace(year=begin.year + years), inc=True):
             time = later.replace(year=later.year - years)
@@ -277,7 +288,7 @@ class RecurrenceRule(_Calendar):
     def _start_near(self, begin: datetime) -> datetime:
         """Return a DTSTART with the same occurrences from `begin` on: whole intervals later, so that none is passed over."""
         start, interval = self._start, self._interval
-        if self._is_counted:
+        if self.is_counted:
             return start
         days = _PERIODS.get(self._frequency)
         if days is not None:
@@ -338,8 +349,10 @@ def _parts_of(text: str) -> dict[str, str]:
     times = 1
     for name in ("BYHOUR", "BYMINUTE", "BYSECOND"):
         times *= parts.get(name, "").count(",") + 1
-    if times > RRULE_TIMES_MAX:
-        raise RecurrenceInvalid(f"the recurrence rule has {times} times a day; use {RRULE_TIMES_MAX} at most")
+    times_max = RRULE_TIMES_SETPOS_MAX if "BYSETPOS" in parts else RRULE_TIMES_MAX
+    if times > times_max:
+        with_setpos = " with BYSETPOS" * ("BYSETPOS" in parts)
+        raise RecurrenceInvalid(f"the recurrence rule has {times} times a day{with_setpos}; use {times_max} at most")
     return parts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from struct import Struct
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -12,7 +13,7 @@ import orjson
 from penstock.store.options import SECOND_MS
 from penstock.timer.errors import RecurrenceInvalid
 from penstock.timer.options import YEAR_MS
-from penstock.timer.recurrence import INSTANT_MS_MAX, Cron, Every, Recurrence, RecurrenceRule, local_time, zone_of
+from penstock.timer.recurrence import HORIZON_MS, INSTANT_MS_MAX, Cron, Every, Recurrence, RecurrenceRule, local_time, zone_of
 from penstock.timer.template import check_template, filled
 
 NAME_BYTES_MAX: Final = 255
@@ -101,11 +102,12 @@ class ScheduleDefinition:
     grace_ms: int = GRACE_MS
     by: list[str] = field(default_factory=list)
 
-    def check(self, every_ms_min: int) -> None:
+    def check(self, every_ms_min: int, now_ms: int) -> None:
         """Raise RecurrenceInvalid if the schedule says nothing that can be carried out.
 
         Args:
             every_ms_min: least value of `every_ms`.
+            now_ms: the time, in ms since 1970.
         """
         name = self.name
         if not name or len(name.encode()) > NAME_BYTES_MAX or not name.isprintable() or name != name.strip():
@@ -137,7 +139,12 @@ class ScheduleDefinition:
             raise RecurrenceInvalid(f"missed is {self.missed!r}; use one of {', '.join(get_args(Missed))}")
         if self.is_template:
             check_template(self.body)
-        _ = self.recurrence
+        recurrence = self.recurrence
+        if isinstance(recurrence, RecurrenceRule) and recurrence.is_counted and self.start_ms < now_ms - HORIZON_MS:
+            raise RecurrenceInvalid(
+                f"the recurrence rule has a COUNT, and start_ms is {self.start_ms}, more than ten years ago: leave COUNT out, "
+                "use count of the schedule in its place, or a later start"
+            )
 
     @cached_property
     def recurrence(self) -> Recurrence:
@@ -158,6 +165,13 @@ class ScheduleDefinition:
             return 0
         found = self.recurrence.first_from(max(ms, self.start_ms))
         return found if found is not None and not (self.end_ms and found > self.end_ms) else 0
+
+    def upcoming(self, ms: int, counted: int, most: int) -> list[int]:
+        """Return up to `most` occurrences at `ms` or later, in ms since 1970: see `first_from`."""
+        if self.count:
+            most = min(most, max(self.count - counted, 0))
+        found = islice(self.recurrence.occurrences_from(max(ms, self.start_ms)), most)
+        return [each for each in found if not (self.end_ms and each > self.end_ms)]
 
     def last_before(self, ms: int, from_ms: int) -> int:
         """Return the last occurrence before `ms` that is not before `from_ms`; 0 if there is none."""

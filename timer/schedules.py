@@ -82,6 +82,7 @@ class Schedules:
         self._options = options
         self._by_id: dict[int, Schedule] = {}
         self._by_name: dict[str, Schedule] = {}
+        self._names: list[str] | None = None
         self._changed: set[int] = set()
         """Ids of the schedules whose state has changed."""
         self._put: set[int] = set()
@@ -106,8 +107,10 @@ class Schedules:
 
     @property
     def names(self) -> list[str]:
-        """The names of the schedules, in order."""
-        return sorted(self._by_name)
+        """The names of the schedules, in order. A change of the schedules makes a new list."""
+        if self._names is None:
+            self._names = sorted(self._by_name)
+        return self._names
 
     def get(self, name: str) -> Schedule | None:
         """Return a schedule; None if there is none of that name."""
@@ -132,7 +135,7 @@ class Schedules:
         store, now_ms = self._store, self._store.now_ms()
         if not definition.start_ms:
             definition = replace(definition, start_ms=now_ms)
-        definition.check(self._options.schedule_every_ms_min)
+        definition.check(self._options.schedule_every_ms_min, now_ms)
         next_ms = definition.first_from(now_ms, 0)
         if not next_ms:
             raise RecurrenceInvalid(
@@ -311,6 +314,7 @@ class Schedules:
 
     def _add(self, schedule: Schedule) -> None:
         self._by_id[schedule.id] = self._by_name[schedule.definition.name] = schedule
+        self._names = None
         self._arm(schedule)
 
     def _set(self, schedule: Schedule, state: ScheduleState) -> None:
@@ -323,6 +327,7 @@ class Schedules:
         if schedule is None:
             return
         del self._by_id[schedule.id]
+        self._names = None
         self._armed.pop(schedule.id, None)
         self._put.add(schedule.id)
         self._changed.add(schedule.id)

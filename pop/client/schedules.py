@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -189,8 +189,13 @@ class ScheduleCalls:
             after: Name of the last schedule of the page before.
             limit: Maximum number of schedules, 1 to 10,000.
         """
-        request = pb.ListSchedulesRequest(prefix=prefix, after=after, schedules_max=limit)
-        return [*(await self._call(self._stub.ListSchedules, request)).schedules]
+        found: list[ScheduleDescription] = []
+        request: pb.ListSchedulesRequest | None = pb.ListSchedulesRequest(prefix=prefix, after=after, schedules_max=limit)
+        while request is not None:
+            page = (await self._call(self._stub.ListSchedules, request)).schedules
+            found += page
+            request = _next_page(request, page)
+        return found
 
     async def pause(self, name: str) -> ScheduleDescription:
         """Send nothing until `resume`. What occurs meanwhile is not sent."""
@@ -275,8 +280,13 @@ class SyncScheduleCalls:
 
     def list(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleDescription]:
         """Return schedules, as `ScheduleCalls.list`."""
-        request = pb.ListSchedulesRequest(prefix=prefix, after=after, schedules_max=limit)
-        return [*self._call(self._stub.ListSchedules, request).schedules]
+        found: list[ScheduleDescription] = []
+        request: pb.ListSchedulesRequest | None = pb.ListSchedulesRequest(prefix=prefix, after=after, schedules_max=limit)
+        while request is not None:
+            page = self._call(self._stub.ListSchedules, request).schedules
+            found += page
+            request = _next_page(request, page)
+        return found
 
     def pause(self, name: str) -> ScheduleDescription:
         """Send nothing until `resume`, as `ScheduleCalls.pause`."""
@@ -297,3 +307,11 @@ class SyncScheduleCalls:
         """Delete a schedule, as `ScheduleCalls.delete`."""
         with _own_errors():
             self._call(self._stub.DeleteSchedule, pb.ScheduleRequest(name=name))
+
+
+def _next_page(request: pb.ListSchedulesRequest, page: Sequence[ScheduleDescription]) -> pb.ListSchedulesRequest | None:
+    """Return the request for the page after one, which may have fewer schedules than it could; None if there is none."""
+    missing = request.schedules_max - len(page)
+    if not page or missing <= 0:
+        return None
+    return pb.ListSchedulesRequest(prefix=request.prefix, after=page[-1].schedule.name, schedules_max=missing)

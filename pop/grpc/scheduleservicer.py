@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from penstock.access.actions import SEND
 from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted
@@ -20,6 +23,12 @@ from penstock.timer.schedules import Schedule, Schedules
 SCHEDULES_DEFAULT = 1_000
 SCHEDULES_MAX = 10_000
 """Schedules of one page."""
+
+PAGE_BYTES = 1024 * 1024
+"""Bytes after which a page ends, so that a small request does not make the node hold a large response."""
+
+LOOKS = 256
+"""Schedules that one call looks at before others have their turn."""
 
 UPCOMING = 5
 """Occurrences that a description shows."""
@@ -39,40 +48,53 @@ class ScheduleServicer:
     def __init__(self, schedules: Schedules, store: Store) -> None:
         self._schedules = schedules
         self._store = store
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def _own_turn(self) -> AsyncGenerator[None]:
+        """Serve one such call in a turn of the loop: to search for occurrences takes up to some milliseconds."""
+        async with self._turn:
+            try:
+                yield
+            finally:
+                await asyncio.sleep(0)
 
     @with_status
     async def CreateSchedule(self, request: pb.CreateScheduleRequest) -> pb.ScheduleDescription:
         definition = definition_of(request.schedule)
-        old = self._schedules.get(definition.name)
-        if old is not None:
-            check_permitted(SEND, old.definition.topic)
-            if not request.replace:
-                raise ScheduleExists(
-                    f"there is a schedule {definition.name!r} already: set replace, delete it, or choose another name"
-                )
-        schedule = self._schedules.put(definition, causer_of_call())
+        async with self._own_turn():
+            old = self._schedules.get(definition.name)
+            if old is not None:
+                check_permitted(SEND, old.definition.topic)
+                if not request.replace:
+                    raise ScheduleExists(
+                        f"there is a schedule {definition.name!r} already: set replace, delete it, or choose another name"
+                    )
+            answer = described(self._schedules.put(definition, causer_of_call()), with_upcoming=True)
         await self._store.durable()
-        return described(schedule, with_upcoming=True)
+        return answer
 
     @with_status
     async def DescribeSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
-        return described(self._named(request.name), with_upcoming=True)
+        async with self._own_turn():
+            return described(self._named(request.name), with_upcoming=True)
 
     @with_status
     async def ListSchedules(self, request: pb.ListSchedulesRequest) -> pb.ListSchedulesResponse:
         count = min(bounded("schedules_max", request.schedules_max, SCHEDULES_DEFAULT), SCHEDULES_MAX)
-        rights = CALLER.get()
-        names = self._schedules.names
-        found: list[pb.ScheduleDescription] = []
-        for at in range(bisect_right(names, request.after) if request.after else 0, len(names)):
-            schedule = self._schedules.get(names[at])
-            if schedule is None or not names[at].startswith(request.prefix):
-                continue
-            if rights is None or rights.may(SEND, schedule.definition.topic):
-                found.append(described(schedule))
-                if len(found) == count:
-                    break
-        return pb.ListSchedulesResponse(schedules=found)
+        rights, names = CALLER.get(), self._schedules.names
+        page, size = pb.ListSchedulesResponse(), 0
+        first = max(bisect_right(names, request.after) if request.after else 0, bisect_left(names, request.prefix))
+        for begin in range(first, len(names), LOOKS):
+            async with self._own_turn():
+                for name in names[begin : begin + LOOKS]:
+                    if not name.startswith(request.prefix) or len(page.schedules) == count or size >= PAGE_BYTES:
+                        return page
+                    schedule = self._schedules.get(name)
+                    if schedule is not None and (rights is None or rights.may(SEND, schedule.definition.topic)):
+                        page.schedules.append(described(schedule))
+                        size += schedule.size
+        return page
 
     @with_status
     async def PauseSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
@@ -83,10 +105,12 @@ class ScheduleServicer:
 
     @with_status
     async def ResumeSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
-        schedule = self._named(request.name)
-        self._schedules.resume(schedule)
+        async with self._own_turn():
+            schedule = self._named(request.name)
+            self._schedules.resume(schedule)
+            answer = described(schedule, with_upcoming=True)
         await self._store.durable()
-        return described(schedule, with_upcoming=True)
+        return answer
 
     @with_status
     async def RunSchedule(self, request: pb.ScheduleRequest) -> pb.RunScheduleResponse:
@@ -140,11 +164,8 @@ def described(schedule: Schedule, *, with_upcoming: bool = False) -> pb.Schedule
     definition, state = schedule.definition, schedule.state
     rule: dict[str, int | str] = {name: value for name in ("every_ms", "cron", "rrule") if (value := getattr(definition, name))}
     upcoming: list[int] = []
-    counted, next_ms = state.counted, state.next_ms
-    while with_upcoming and next_ms and len(upcoming) < UPCOMING:
-        upcoming.append(next_ms)
-        counted += 1
-        next_ms = definition.first_from(next_ms + 1, counted)
+    if with_upcoming and state.next_ms:
+        upcoming = [state.next_ms, *definition.upcoming(state.next_ms + 1, state.counted + 1, UPCOMING - 1)]
     return pb.ScheduleDescription(
         schedule=pb.Schedule(
             name=definition.name,

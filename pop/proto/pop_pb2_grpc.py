@@ -900,7 +900,8 @@ class ScheduleServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSchedules(self, request, context):
-        """Returns the schedules to whose topics the caller may send, by name.
+        """Returns the schedules to whose topics the caller may send, by name. A page of about 1 MiB ends before it has as many as
+        asked for; one without schedules is the last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

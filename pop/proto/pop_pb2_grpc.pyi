@@ -290,7 +290,9 @@ class ScheduleServiceStub:
     """Creates a schedule. If one of its name exists and `replace` is not set, the call fails with ALREADY_EXISTS."""
     DescribeSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]
     ListSchedules: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ListSchedulesRequest, _pop_pb2.ListSchedulesResponse]
-    """Returns the schedules to whose topics the caller may send, by name."""
+    """Returns the schedules to whose topics the caller may send, by name. A page of about 1 MiB ends before it has as many as
+    asked for; one without schedules is the last.
+    """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]
     """Sends nothing until the schedule is resumed. What occurs meanwhile is not sent."""
     ResumeSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]
@@ -307,7 +309,9 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """Creates a schedule. If one of its name exists and `replace` is not set, the call fails with ALREADY_EXISTS."""
     DescribeSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]  # type: ignore[assignment]
     ListSchedules: _aio.UnaryUnaryMultiCallable[_pop_pb2.ListSchedulesRequest, _pop_pb2.ListSchedulesResponse]  # type: ignore[assignment]
-    """Returns the schedules to whose topics the caller may send, by name."""
+    """Returns the schedules to whose topics the caller may send, by name. A page of about 1 MiB ends before it has as many as
+    asked for; one without schedules is the last.
+    """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]  # type: ignore[assignment]
     """Sends nothing until the schedule is resumed. What occurs meanwhile is not sent."""
     ResumeSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]  # type: ignore[assignment]
@@ -339,7 +343,9 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _pop_pb2.ListSchedulesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pop_pb2.ListSchedulesResponse, _abc.Awaitable[_pop_pb2.ListSchedulesResponse]]:
-        """Returns the schedules to whose topics the caller may send, by name."""
+        """Returns the schedules to whose topics the caller may send, by name. A page of about 1 MiB ends before it has as many as
+        asked for; one without schedules is the last.
+        """
 
     @_abc_1.abstractmethod
     def PauseSchedule(

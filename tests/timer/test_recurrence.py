@@ -202,7 +202,7 @@ def test_until_is_a_time_of_utc_or_of_the_zone(until: str, last: str) -> None:
         ("FREQ=DAILY;BYEASTER=1", "not one of RFC 5545"),
         ("FREQ=DAILY;INTERVAL=0", "INTERVAL"),
         ("FREQ=DAILY;INTERVAL=-1", "INTERVAL"),
-        ("FREQ=DAILY;COUNT=10001", "COUNT"),
+        ("FREQ=DAILY;COUNT=1001", "COUNT"),
         ("FREQ=DAILY;UNTIL=20260101", "UNTIL"),
         ("FREQ=DAILY;UNTIL=20261301T000000", "UNTIL"),
         ("FREQ=DAILY;BYWEEKNO=20;BYMONTH=12", "BYWEEKNO"),
@@ -212,6 +212,7 @@ def test_until_is_a_time_of_utc_or_of_the_zone(until: str, last: str) -> None:
         ("FREQ=MONTHLY;BYDAY=XX", "can't be used"),
         ("FREQ=DAILY\nDTSTART:20200101T000000", "not one of RFC 5545"),
         ("FREQ=DAILY;BYHOUR=" + ",".join(map(str, range(24))) + ";BYMINUTE=" + ",".join(map(str, range(61))), "times a day"),
+        ("FREQ=WEEKLY;BYHOUR=1,2,3,4,5;BYSETPOS=99", "5 times a day with BYSETPOS; use 4"),
         ("FREQ=DAILY;BYHOUR=" + "1," * 300 + "1", "characters"),
     ],
 )

@@ -275,6 +275,7 @@ def test_a_deleted_schedule_sends_nothing_more_and_its_name_is_free(parts: Parts
         ({"cron": "* * *"}, "five fields"),
         ({"cron": "* * * * *", "zone": "Mars/Olympus"}, "time zone"),
         ({"rrule": "FREQ=NEVER"}, "FREQ"),
+        ({"rrule": "FREQ=YEARLY;COUNT=1000", "start_ms": 1}, "COUNT, and start_ms is 1, more than ten years ago"),
         ({"start_ms": -1}, "start_ms"),
         ({"end_ms": 2**62}, "end_ms"),
         ({"start_ms": 2_000_000_000_000, "end_ms": 1_999_999_999_999}, "before it starts"),

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import grpc.aio
 import pytest
 
 from penstock import Client, MissedPolicy, ScheduleDescription, SyncClient
 from penstock.pop.errors import Overloaded, RequestInvalid, ScheduleExists, ScheduleUnknown
+from penstock.pop.grpc.scheduleservicer import PAGE_BYTES, ScheduleServicer
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto.pop_pb2_grpc import ScheduleServiceStub
 from penstock.timer.options import TimerOptions
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
@@ -118,6 +124,45 @@ async def test_schedules_are_listed_by_name_in_pages(client: Client) -> None:
     assert names(await client.schedules.list(after="b/1")) == ["b/2"]
     with pytest.raises(Overloaded, match=r"timer\.schedules_max"):
         await client.schedules.create("c", TOPIC, every_ms=HOUR_MS)
+
+
+async def test_a_page_of_large_schedules_is_short_and_the_clients_list_all_of_them(tmp_path: Path) -> None:
+    async with Node(tmp_path / "data") as node, Client(node.target) as client:
+        names = [f"{number:02}" for number in range(30)]
+        for name in names:
+            await client.schedules.create(name, TOPIC, bytes(60_000), every_ms=HOUR_MS)
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            page = await cast(Any, ScheduleServiceStub(channel)).ListSchedules(pb.ListSchedulesRequest(schedules_max=10_000))
+        assert PAGE_BYTES < page.ByteSize() < PAGE_BYTES + 64 * 1024, "a small request gets a response of bounded size"
+        assert [each.schedule.name for each in await client.schedules.list()] == names
+        assert [each.schedule.name for each in await client.schedules.list(limit=25)] == names[:25]
+
+        def listed() -> list[str]:
+            with SyncClient(node.target) as blocking:
+                return [each.schedule.name for each in blocking.schedules.list()]
+
+        assert await asyncio.to_thread(listed) == names
+
+
+async def test_calls_that_search_for_occurrences_leave_others_their_turns(node: Node, client: Client) -> None:
+    await client.schedules.create("s", TOPIC, rrule="FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29;BYDAY=SU")
+    servicer, turns = ScheduleServicer(node.schedules, node.store), 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    context = cast(Any, SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", invocation_metadata=tuple))
+    never = pb.Schedule(name="t", topic=TOPIC, rrule="FREQ=YEARLY;BYWEEKNO=20;BYMONTH=12")
+    calls = [servicer.DescribeSchedule(pb.ScheduleRequest(name="s"), context) for _ in range(20)]
+    calls += [servicer.CreateSchedule(pb.CreateScheduleRequest(schedule=never), context) for _ in range(20)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    other.cancel()
+    assert len([answer for answer in answers if isinstance(answer, Exception)]) == 20, "that rule never occurs"
+    assert turns >= len(calls)
 
 
 async def test_a_schedule_that_is_not_valid_is_refused(client: Client) -> None:
