@@ -75,6 +75,14 @@ class PopOptions:
         minimum=MIB,
         maximum=64 * GIB,
     )
+    responses_bytes_max: int = option(
+        128 * MIB,
+        "Maximum number of bytes of the responses that callers have not read yet, of all calls together. When there are more, "
+        "the caller that has most of them loses the connection with the oldest. The node needs up to three times as much "
+        "memory for them.",
+        minimum=16 * MIB,
+        maximum=64 * GIB,
+    )
     compression: Literal["off", "on"] = option(
         "off",
         'Whether requests may be compressed by gRPC. "off" refuses them with UNIMPLEMENTED, because a few bytes on a stream of '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -26,7 +27,9 @@ from penstock.pop.front import Front
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES, TIMER_RULES
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.malformed import readable
+from penstock.pop.grpc.peersockets import shut_down
 from penstock.pop.grpc.requestbytes import RequestBytes
+from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
@@ -89,9 +92,12 @@ class PopServer:
         connections_max: int | None = None,
     ) -> None:
         self._options = options
+        self._port = 0
         self._rocketmq = rocketmq
         self.requests = RequestBytes(options.request_bytes_max, options.requests_bytes_max)
         """Room for the requests of all calls together."""
+        self.responses = ResponseBytes(options.responses_bytes_max, self._shut_down)
+        """Room for the responses that callers have not read."""
         self.refusals = Refusals()
         """Tells callers that their calls are refused."""
         rules = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, TIMER_RULES, ROCKETMQ_RULES)
@@ -150,8 +156,12 @@ class PopServer:
         guarded = self._guard.guarded(full_name, handler) if self._guard is not None else handler
         return self._served(full_name, guarded)
 
+    def _shut_down(self, peers: Collection[str]) -> None:
+        shut_down(peers, self._port)
+
     def _served(self, full_name: str, handler: Any) -> Any:
-        return self.refusals.told(self.requests.bounded(readable(full_name, handler), is_send=full_name in SENDS))
+        bounded = self.responses.bounded(readable(full_name, handler))
+        return self.refusals.told(self.requests.bounded(bounded, is_send=full_name in SENDS))
 
     async def start(self) -> int:
         """Open the listener, and return its port.
@@ -184,6 +194,7 @@ class PopServer:
             if self._front is not None:
                 await self._front.stop()
             raise OSError(f"gRPC can't listen on {options.listen}: {error}; choose another with --pop HOST:PORT") from error
+        self._port = port
         if self._front is None:
             await self._server.start()
         if self._rocketmq is not None:

@@ -289,6 +289,7 @@ class Node:
                 self.store,
                 self.transactions,
                 self._pop_server.requests,
+                self._pop_server.responses,
                 self._pop_server.refusals,
                 self.sent_ids,
                 (lambda: len(rocketmq.clients)) if rocketmq is not None else None,

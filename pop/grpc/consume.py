@@ -66,7 +66,7 @@ class ConsumeMethods:
                         data, count = self._join(stream.outbox)
                         yield data
                         for _ in range(count):
-                            stream.outbox.popleft()  # only after the write: what a broken stream didn't write is requeued
+                            stream.sent()  # only after the write: what a broken stream didn't write is requeued
                 if stream.failure is not None:
                     raise stream.failure
                 reader.result()
@@ -132,6 +132,7 @@ async def _read(requests: AsyncIterator[pb.ConsumeRequest], stream: ConsumeStrea
         if request.HasField("open"):
             raise RequestInvalid("only the first request of a Consume stream may have 'open'")
         _apply(stream, request)
+        await stream.has_room()
 
 
 def _apply(stream: ConsumeStream, request: pb.ConsumeRequest) -> None:

@@ -28,6 +28,13 @@ POPPED_PER_TURN = 4_096
 """Messages that a stream pops in one turn of the loop. Other tasks have their turns in between, and the first messages are
 synced, sent and acknowledged while the stream pops the others."""
 
+UNSENT_BYTES_MAX = 3 * 1024 * 1024
+"""Bytes of messages and reports that a stream holds for a client that does not read them. From there on it pops no more, and
+reads no more requests."""
+
+ENTRY_BYTES = 100
+"""What an entry of a report counts at most, with its handle."""
+
 RECOUNT_S = 0.5
 """Interval in which a stream without credits checks whether its deliveries have expired, or were ended by other calls."""
 
@@ -95,6 +102,9 @@ class ConsumeStream:
         """What is durable and must be sent."""
         self.wake = asyncio.Event()
         """Set when there is something to send, or the stream has failed."""
+        self._unsent = 0
+        """Bytes of messages and reports that are in the outbox, or will be when they are durable."""
+        self._room = asyncio.Event()
 
     # --- popping ----------------------------------------------------------------------------------------------------
 
@@ -102,7 +112,7 @@ class ConsumeStream:
         """Pop as many messages as the credits allow; if none is visible, wait for the next."""
         core, group = self._core, self._group
         left = POPPED_PER_TURN
-        while not self._ended and not self._continues and self._poll is None and self.failure is None:
+        while not (self._ended or self._continues or self._is_full) and self._poll is None and self.failure is None:
             room = min(self._credits - self._outstanding, self._batch_max)
             if room <= 0:
                 self._recount_later()
@@ -163,6 +173,7 @@ class ConsumeStream:
         checkpoint = result.checkpoint
         self._checkpoints[checkpoint.position] = checkpoint
         self._outstanding += checkpoint.open.bit_count()
+        self._unsent += _bytes_of(result)
         self._when_durable(partial(self._put_durable, result))
 
     def _put_durable(self, item: PopResult | AckReport) -> None:
@@ -171,6 +182,28 @@ class ConsumeStream:
             self.wake.set()
         elif isinstance(item, PopResult):
             self._core.requeue(item.checkpoint)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_full(self) -> bool:
+        return self._unsent >= UNSENT_BYTES_MAX
+
+    async def has_room(self) -> None:
+        """Return when the stream has sent enough of what it holds, so that the next request may be read."""
+        while self._is_full and not self._ended:
+            self._room.clear()
+            await self._room.wait()
+
+    def sent(self) -> PopResult | AckReport:
+        """Take the first item out of the outbox, and return it: it was sent."""
+        item = self.outbox.popleft()
+        was_full = self._is_full
+        self._unsent -= _bytes_of(item)
+        if was_full and not self._is_full:
+            self._room.set()
+            self.pop_more()
+        return item
 
     # --- acknowledging ----------------------------------------------------------------------------------------------
 
@@ -202,7 +235,9 @@ class ConsumeStream:
         self._outstanding = max(self._outstanding, 0)
         if len(self._checkpoints) > 2 * self._outstanding + 64:
             self._recount()
-        self._when_durable(partial(self._put_durable, AckReport(self._acked, refused, changed)))
+        report = AckReport(self._acked, refused, changed)
+        self._unsent += _bytes_of(report)
+        self._when_durable(partial(self._put_durable, report))
         self.pop_more()
 
     def _recount_later(self) -> None:
@@ -223,6 +258,7 @@ class ConsumeStream:
     def end(self, *, give_back: bool) -> None:
         """Pop no more. Messages that were not sent are requeued; with `give_back`, so are those of all open deliveries."""
         self._ended = True
+        self._room.set()
         if self._timer is not None:
             self._timer.cancel()
         poll, self._poll = self._poll, None
@@ -239,3 +275,9 @@ class ConsumeStream:
                 if isinstance(item, PopResult):
                     self._core.requeue(item.checkpoint)
         self.outbox.clear()
+
+
+def _bytes_of(item: PopResult | AckReport) -> int:
+    if isinstance(item, PopResult):
+        return sum(len(record) for record in item.records if record is not None)
+    return ENTRY_BYTES * (1 + len(item.refused) + len(item.changed))

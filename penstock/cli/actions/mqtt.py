@@ -84,7 +84,10 @@ async def subscribe(
     codes = await client.subscribe([(topic_filter, qos)])
     if codes and codes[0] >= 0x80:
         await client.disconnect()
-        raise ValueError(f"The node refused the filter {topic_filter!r}. Check its wildcards.")
+        raise ValueError(
+            f"The node refused the filter {topic_filter!r}. Check its wildcards, and whether this user may subscribe to it: "
+            "`penstock access test` explains what the rules say."
+        )
     received = 0
     try:
         while not count or received < count:

@@ -15,6 +15,7 @@ from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.requestbytes import RefusedFor, RequestBytes
+from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.store.store import Store
 
 GROUPS_LABELLED_MAX = 200
@@ -41,6 +42,7 @@ class PopCollector(Collector):
         store: holds the queues of the groups.
         transactions: the half messages.
         requests: the room of gRPC requests.
+        responses: the room of gRPC responses.
         refusals: tells callers that their calls are refused.
         sent_ids: the deduplication ids.
         rocketmq_clients: returns how many RocketMQ clients are connected; None without the RocketMQ-compatible API.
@@ -52,6 +54,7 @@ class PopCollector(Collector):
         store: Store,
         transactions: Transactions,
         requests: RequestBytes,
+        responses: ResponseBytes,
         refusals: Refusals,
         sent_ids: SentIds,
         rocketmq_clients: Callable[[], int] | None,
@@ -60,6 +63,7 @@ class PopCollector(Collector):
         self._store = store
         self._transactions = transactions
         self._requests = requests
+        self._responses = responses
         self._refusals = refusals
         self._sent_ids = sent_ids
         self._rocketmq_clients = rocketmq_clients
@@ -83,6 +87,12 @@ class PopCollector(Collector):
             "requests above pop.request_bytes_max, and compressed ones.",
             ["reason"],
             {(reason,): self._requests.refused[reason] for reason in RefusedFor},
+        )
+        yield gauge("penstock_pop_responses_bytes", "Bytes of responses that callers have not read yet.", self._responses.used)
+        yield counter(
+            "penstock_pop_unread_closed",
+            "Connections closed because their responses were not read: see pop.responses_bytes_max.",
+            self._responses.ended,
         )
         yield counter(
             "penstock_pop_refusals_delayed",

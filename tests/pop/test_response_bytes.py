@@ -1,0 +1,170 @@
+"""Responses whose callers do not read them: they have a bounded number of bytes, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from penstock import Client
+from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream
+from penstock.pop.grpc.responsebytes import ResponseBytes
+from penstock.pop.options import PopOptions
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.options import MIB
+from tests.pop.wiring import FILTER, TOPIC, Node, Parts
+from tests.waiting import until
+
+HEADERS, DATA, SETTINGS, END_HEADERS, END_STREAM = 1, 0, 4, 4, 1
+INITIAL_WINDOW_SIZE = 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return a frame of HTTP/2 (RFC 9113, 4.1)."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    """Return a field as a literal without indexing (RFC 7541, 6.2.2)."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+class Unreading:
+    """A connection of HTTP/2 whose window lets no byte of a response through."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._stream = 1
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, 0)))
+
+    @classmethod
+    async def to(cls, node: Node) -> Unreading:
+        return cls(*await asyncio.open_connection("127.0.0.1", node.port))
+
+    def pop(self, group: str) -> None:
+        """Pop three messages of about a MiB."""
+        request = pb.PopRequest(group=group, filter=FILTER, messages_max=3).SerializeToString()
+        # :method POST and :scheme http are fields 3 and 6 of the static table.
+        fields = (b":path", b"/penstock.pop.v1.PopService/Pop"), (b":authority", b"x"), (b"te", b"trailers")
+        block = b"\x83\x86" + b"".join(field(*each) for each in (*fields, (b"content-type", b"application/grpc")))
+        body = b"\0" + struct.pack(">I", len(request)) + request
+        self.writer.write(frame(HEADERS, END_HEADERS, self._stream, block) + frame(DATA, END_STREAM, self._stream, body))
+        self._stream += 2
+
+    async def ended(self) -> None:
+        """Return when the node has closed the connection."""
+        async with asyncio.timeout(60):
+            try:
+                while await self.reader.read(65_536):
+                    pass
+            except ConnectionError:
+                pass
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def publish(node: Parts, count: int) -> None:
+    for _ in range(count):
+        node.publish(bytes(900_000))
+
+
+async def test_a_caller_that_reads_no_responses_loses_its_connection_and_others_are_served(tmp_path: Path) -> None:
+    pop = PopOptions(responses_bytes_max=16 * MIB)
+    async with Node(tmp_path / "data", pop=pop) as node:
+        publish(node, 3)
+        assert node._server is not None
+        responses = node._server.responses
+        unreading = await Unreading.to(node)
+        for number in range(6):
+            unreading.pop(f"unread-{number}")
+        await node.until(lambda: responses.used > 15 * MIB)
+        async with Client(node.target) as client:
+            assert len(await client.pop(FILTER, group="honest", messages_max=3)) == 3  # there is no room for them besides
+            await unreading.ended()
+            assert len(await client.pop(FILTER, group="honest-2", messages_max=3)) == 3
+        assert responses.ended == 1
+        await node.until(lambda: responses.used == 0)
+        unreading.close()
+
+
+async def test_whoever_has_most_unread_loses_the_connection_with_its_oldest() -> None:
+    closed: list[set[str]] = []
+
+    def close(peers: Collection[str]) -> None:
+        closed.append(set(peers))
+
+    responses = ResponseBytes(100, close)
+    responses.add("much", "old", 30)
+    small = responses.add("little", "honest", 20)
+    responses.add("much", "old", 5)
+    responses.add("much", "new", 40)
+    responses.add("little", "honest", 10)  # more than there is room for
+    await until(lambda: closed)
+    assert closed == [{"old"}]
+    assert (responses.used, responses.ended) == (20 + 40 + 10, 1)
+    responses.remove(small)
+    responses.remove(small)
+    assert responses.used == 50
+
+
+async def test_a_stream_pops_no_more_than_its_client_reads(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "data")
+    publish(parts, 12)
+    group = parts.group()
+    parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
+    stream = ConsumeStream(
+        parts.core, parts.store.when_durable, parts.handles, group, credits=1_000, batch_max=1, invisible_ms=60_000
+    )
+    stream.pop_more()
+    async with asyncio.timeout(30):
+        while len(stream.outbox) < 4:
+            await stream.wake.wait()
+            stream.wake.clear()
+        assert group.in_flight == 4, "the first that exceed the bound are the last"
+        while group.in_flight < 12:
+            if stream.outbox:
+                stream.sent()
+            await asyncio.sleep(0)
+    stream.end(give_back=True)
+    await parts.store.close()
+
+
+async def test_a_stream_reads_no_requests_while_its_client_does_not_read_the_reports(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "data")
+    parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
+    stream = ConsumeStream(
+        parts.core, parts.store.when_durable, parts.handles, parts.group(), credits=1, batch_max=1, invisible_ms=60_000
+    )
+    reports = 0
+    async with asyncio.timeout(60):
+        while True:
+            stream.ack(["forged"] * 1_000, [])
+            reports += 1
+            assert reports < UNSENT_BYTES_MAX // 10_000, "no end of them"
+            waiting = asyncio.create_task(stream.has_room())
+            await asyncio.sleep(0)
+            if not waiting.done():
+                break
+        await until(lambda: len(stream.outbox) == reports)
+        stream.sent()
+        await waiting
+    stream.end(give_back=True)
+    await parts.store.close()
+
+
+async def test_a_message_of_a_topic_is_read_by_a_client_of_a_stream_that_was_full(tmp_path: Path) -> None:
+    async with Node(tmp_path / "data") as node, Client(node.target) as client:
+        publish(node, 12)
+        seen = 0
+        async with asyncio.timeout(60), client.stream(FILTER, group="slow") as messages:
+            async for message in messages:
+                assert message.topic == TOPIC
+                message.ack()
+                seen += 1
+                if seen == 12:
+                    break
