@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import struct
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from penstock import Client
 from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream
+from penstock.pop.grpc.peersockets import shut_down
 from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -73,8 +76,11 @@ def publish(node: Parts, count: int) -> None:
         node.publish(bytes(900_000))
 
 
-async def test_a_caller_that_reads_no_responses_loses_its_connection_and_others_are_served(tmp_path: Path) -> None:
-    pop = PopOptions(responses_bytes_max=16 * MIB)
+@pytest.mark.parametrize("tls_optional", [False, True], ids=["direct", "behind the front"])
+async def test_a_caller_that_reads_no_responses_loses_its_connection_and_others_are_served(
+    tmp_path: Path, tls_optional: bool
+) -> None:
+    pop = PopOptions(responses_bytes_max=16 * MIB, tls_optional=tls_optional)
     async with Node(tmp_path / "data", pop=pop) as node:
         publish(node, 3)
         assert node._server is not None
@@ -110,6 +116,32 @@ async def test_whoever_has_most_unread_loses_the_connection_with_its_oldest() ->
     responses.remove(small)
     responses.remove(small)
     assert responses.used == 50
+
+
+@pytest.mark.parametrize(("host", "begin"), [("127.0.0.1", "ipv4:127.0.0.1:"), ("::1", "ipv6:[::1]:")])
+def test_only_the_connections_of_a_peer_to_the_listener_are_shut_down(host: str, begin: str) -> None:
+    def connected(listening: socket.socket) -> tuple[socket.socket, socket.socket]:
+        client = socket.create_connection(listening.getsockname()[:2])
+        return client, listening.accept()[0]
+
+    def listen() -> socket.socket:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+    with listen() as ours, listen() as other:
+        port = ours.getsockname()[1]
+        pairs = [connected(ours), connected(ours), connected(other)]
+        clients = [client for client, _ in pairs]
+        peers = [f"{begin}{client.getsockname()[1]}".replace("[", "%5B").replace("]", "%5D") for client in clients]
+        files = len(os.listdir("/proc/self/fd"))
+        assert shut_down([peers[0], peers[2], "ipv4:192.0.2.1:1"], port) == 1
+        assert len(os.listdir("/proc/self/fd")) == files
+        assert clients[0].recv(1) == b""
+        for client in clients[1:]:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+        for connection in (each for pair in pairs for each in pair):
+            connection.close()
 
 
 async def test_a_stream_pops_no_more_than_its_client_reads(tmp_path: Path) -> None:
