@@ -2,26 +2,31 @@
 
 Most of a start is Python importing modules, which no fault can change. A campaign has thousands of starts, so it forks:
 `python -m tests.chaos.launching SOCKET` imports Penstock and then forks a process for each message on the socket. What a fork
-runs is the entry point of the command line, with the same arguments.
+runs is the entry point of the command line, with the same arguments. `tests.system.forks` uses the same process.
 """
 
 from __future__ import annotations
 
 import array
 import asyncio
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NotRequired, Protocol, TypedDict
+
+from penstock.cli import actions
 
 ROOT = Path(__file__).parents[2]
 
@@ -271,15 +276,34 @@ class Parent:
                 os.kill(pid, signal.SIGKILL)
 
 
-def run(asked: dict[str, list[str]], handles: list[int]) -> None:
+class Asked(TypedDict):
+    """What to fork."""
+
+    arguments: list[str]
+    """Arguments of the command `penstock`."""
+    descriptors: NotRequired[list[int] | None]
+    """Soft and hard limit of descriptors, if not those of the parent."""
+    directory: NotRequired[str]
+    """Working directory, if not that of the parent."""
+    environment: NotRequired[dict[str, str]]
+    """All variables, if not those of the parent."""
+
+
+def run(asked: Asked, handles: list[int]) -> None:
     """Become a process of `penstock`: take over standard output and error, run the command, and exit."""
     from penstock.cli.main import main
 
     for number, handle in enumerate(handles, 1):
         os.dup2(handle, number)
         os.close(handle)
-    if asked["descriptors"]:
-        soft, hard = map(int, asked["descriptors"])
+    if "directory" in asked:
+        os.chdir(asked["directory"])
+    if "environment" in asked:
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        time.tzset()
+    if limits := asked.get("descriptors"):
+        soft, hard = limits
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     sys.argv = ["penstock", *asked["arguments"]]
     status = 1
@@ -297,11 +321,8 @@ def run(asked: dict[str, list[str]], handles: list[int]) -> None:
 
 def main(number: str, mutation: str) -> None:
     """Import Penstock, and fork what the socket with this number asks for."""
-    import penstock.cli.actions.backup
-    import penstock.cli.actions.repair
-    import penstock.cli.actions.serve
-    import penstock.cli.actions.verify  # noqa: F401
-
+    for module in pkgutil.iter_modules(actions.__path__, f"{actions.__name__}."):
+        importlib.import_module(module.name)
     if mutation:
         from tests.chaos.mutations import mutate
 

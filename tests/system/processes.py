@@ -1,4 +1,8 @@
-"""A node as a process, for tests that kill it."""
+"""A node as a process, for tests that kill it, and commands as processes.
+
+Both are forked from a process that has imported Penstock (`tests.system.forks`). `anew` stands for an interpreter of their own,
+as a shell starts it: for tests of the start itself, and where something must happen before the interpreter runs.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from tests.system.forks import ForkedProcess, forks
 
 ROOT = Path(__file__).parents[2]
 
 
 STOP_S = 30
+
+ANEW = frozenset(("demo", "reconcile", "worker"))
+"""Commands that start processes of their own with this interpreter, or a Spark."""
 
 
 class NodeProcess:
@@ -24,6 +34,7 @@ class NodeProcess:
         descriptors: soft and hard limit of file descriptors; None for those of this process.
         listener: socket that the node gets for its gRPC listener, as a supervisor passes it.
         listener_name: name of that socket.
+        anew: start it with an interpreter of its own.
     """
 
     def __init__(
@@ -33,37 +44,49 @@ class NodeProcess:
         descriptors: tuple[int, int] | None = None,
         listener: socket.socket | None = None,
         listener_name: str = "pop",
+        anew: bool = False,
     ) -> None:
         self.listener, self.listener_name = listener, listener_name
         self.data_dir = data_dir
         self.log = data_dir.with_suffix(".log")
         self.descriptors = descriptors
         self.addresses: dict[str, str] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._is_anew = anew or descriptors is not None or listener is not None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def start(self, *options: str, directory: Path = ROOT) -> NodeProcess:
         """Start the node in a directory, and return when it is ready."""
         listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-        command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(self.data_dir), *listeners, *options]
-        if self.listener is not None:
-            passed = f"LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={self.listener_name}"
-            command = ["bash", "-c", f'exec 3<&{self.listener.fileno()} && {passed} exec "$@"', "bash", *command]
+        arguments = ["serve", "--data-dir", str(self.data_dir), *listeners, *options]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path}
         with self.log.open("ab") as log:
-            path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-            self._process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=directory,
-                env={**os.environ, "PYTHONPATH": path},
-                preexec_fn=self._limit if self.descriptors is not None else None,
-                pass_fds=(self.listener.fileno(),) if self.listener is not None else (),
-            )
+            if self._is_anew or "LD_PRELOAD" in environment:
+                self._process = self._start_anew(arguments, log.fileno(), directory, environment)
+            else:
+                self._process = forks().launch(arguments, stderr=log.fileno(), directory=directory, environment=environment)
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
         assert line.startswith("ready "), f"{line!r}\n{self.log.read_text()}"
         self.addresses = dict(word.split("=", 1) for word in line.split()[1:])
         return self
+
+    def _start_anew(
+        self, arguments: list[str], stderr: int, directory: Path, environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "penstock", *arguments]
+        if self.listener is not None:
+            passed = f"LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={self.listener_name}"
+            command = ["bash", "-c", f'exec 3<&{self.listener.fileno()} && {passed} exec "$@"', "bash", *command]
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd=directory,
+            env=environment,
+            preexec_fn=self._limit if self.descriptors is not None else None,
+            pass_fds=(self.listener.fileno(),) if self.listener is not None else (),
+        )
 
     def _limit(self) -> None:
         if self.descriptors is not None:
@@ -93,19 +116,30 @@ class NodeProcess:
     def stop(self) -> int:
         """End the node with SIGTERM, and return its exit status."""
         assert self._process is not None
-        self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
         return self._process.wait(STOP_S)
 
     def close(self) -> None:
         if self._process is not None:
             if self._process.poll() is None:
-                self._process.kill()
+                self._process.send_signal(signal.SIGKILL)
             self._process.wait(STOP_S)
             assert self._process.stdout is not None
             self._process.stdout.close()
 
 
-def run_penstock(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def run_penstock(*arguments: str, timeout_s: float = 100, anew: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a command of the command line, and return its result."""
-    command = [sys.executable, "-m", "penstock", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if anew or ANEW.intersection(arguments[:1]) or "LD_PRELOAD" in os.environ:
+        command = [sys.executable, "-m", "penstock", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = forks().launch(arguments, stdout=stdout.fileno(), stderr=stderr.fileno(), environment=os.environ)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            raise
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(["penstock", *arguments], status, stdout.read(), stderr.read())

@@ -6,11 +6,23 @@ import json
 import shutil
 import subprocess
 import urllib.request
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.system.processes import NodeProcess, run_penstock
+from tests.system import processes
+from tests.system.processes import NodeProcess
+
+run_penstock = partial(processes.run_penstock, anew=True)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    process = NodeProcess(tmp_path / "data", anew=True)
+    yield process
+    process.close()
 
 
 def _get(node: NodeProcess, path: str) -> tuple[int, bytes]:
