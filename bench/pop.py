@@ -126,7 +126,12 @@ def _beanstalkd(peer: BrokerProcess) -> Broker:
 def _prepare(setting: Setting) -> None:
     """Start the client processes, and skip brokers that aren't installed, with a line that says so."""
     setting.options.clients = Clients(0.05) if setting.options.quick else Clients()
-    programs = {RIVAL: _find_redis, NATS: _find_nats, "beanstalkd": partial(path_of, "beanstalkd"), ROCKETMQ: check_rocketmq}
+    programs: dict[str, Callable[[], object]] = {
+        RIVAL: _find_redis,
+        NATS: _find_nats,
+        "beanstalkd": partial(path_of, "beanstalkd"),
+        ROCKETMQ: check_rocketmq,
+    }
     find_rivals(setting, programs)
 
 
