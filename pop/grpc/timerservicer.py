@@ -62,10 +62,10 @@ class TimerServicer:
                 raise SendRefused(Refusal.INVALID_DELIVERY_TIME, detail)
             due_ms = self._store.now_ms() + request.delay_ms
         stored = self._sender.reschedule(named[0], due_ms, causer_of_call())
-        if stored is None:
-            return pb.Timer(status=self._ended(*named))
+        # The answer says what this call did, so it is made before the new message fires or another call ends it.
+        timer = self._described(stored.position, due_ms) if stored else pb.Timer(status=self._ended(*named))
         await self._store.durable()
-        return self._described(stored.position, due_ms)
+        return timer
 
     def _named(self, name: pb.TimerName) -> tuple[int, int] | pb.Status:
         """Return position and due time of a message to whose topic the caller may send, or what is wrong with its name."""

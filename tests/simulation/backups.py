@@ -27,8 +27,9 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull
 from penstock.store.index import DIRECTORY
 from tests.simulation.disk import ProcessDead, SimulatedFiles
-from tests.simulation.oracle import Oracle, Sent, Violation
+from tests.simulation.oracle import Oracle
 from tests.simulation.process import Machine, Process
+from tests.simulation.sent import Sent, Violation
 from tests.simulation.verifying import index_differences
 
 BACKUP = Path("/backup")

@@ -14,8 +14,9 @@ from penstock.gateway.protocol.packets import (
     SUBACK,
 )
 from tests.gateway.packet_cases import connect, field, packet, subscribe
-from tests.simulation.oracle import Consumer, Oracle, Sent, Violation
+from tests.simulation.oracle import Consumer, Oracle
 from tests.simulation.process import Process, SimulatedTransport
+from tests.simulation.sent import Sent, Violation
 
 CLEAN = 0x02
 INFLIGHT_MAX = 12

@@ -7,91 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from enum import Enum
 
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import RecordCorrupt
 from penstock.store.record import Flag, Kind, Record, decode
 from penstock.store.store import Store
 from penstock.store.topics import matches
+from tests.simulation.sent import Fate, Sent, Violation
+from tests.simulation.timermodel import OCCURRENCE, TimerModel
 
 RECORD_BYTES_MAX = 600
 """No record of a message is larger."""
-
-
-class Violation(AssertionError):
-    """Raised when something does not hold that the node has promised."""
-
-
-class Fate(Enum):
-    """What a half message is to become, as far as its producer knows."""
-
-    PLAIN = "no half message"
-    OPEN = "undecided"
-    COMMITTING = "a commit was asked for"
-    COMMITTED = "a commit was acknowledged"
-    ROLLING_BACK = "a roll back was asked for"
-    ROLLED_BACK = "a roll back was acknowledged"
-
-
-class Sent:
-    """A message that a client has sent.
-
-    Parameters:
-        number: its number, which its body begins with.
-        body: bytes that no other message has.
-        topic: its topic.
-        qos: at which it was published; 1 for POP.
-        at: number of the event at which it was sent first.
-    """
-
-    __slots__ = (
-        "acked_at",
-        "at",
-        "body",
-        "due_ms",
-        "fate",
-        "is_exempt",
-        "is_retained",
-        "key",
-        "not_before_s",
-        "number",
-        "once",
-        "positions",
-        "qos",
-        "topic",
-    )
-
-    def __init__(self, number: int, body: bytes, topic: str, qos: int, at: int) -> None:
-        self.number = number
-        self.body = body
-        self.topic = topic
-        self.qos = qos
-        self.at = at
-        self.acked_at = 0
-        """Number of the event at which the client got its acknowledgement; 0 before."""
-        self.once = qos == 2
-        """Whether it may be stored only once."""
-        self.is_retained = False
-        self.key = ""
-        """Message group, in which FIFO groups keep the order."""
-        self.due_ms = 0
-        """When it is due by the node's time, for a delayed message."""
-        self.not_before_s = 0.0
-        """Virtual time before which it must not come."""
-        self.fate = Fate.PLAIN
-        self.positions: set[int] = set()
-        """Where it was found in the log when that was durable."""
-        self.is_exempt = False
-        """Whether it may be missing, because its record was damaged."""
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether it enters its queues when it is stored, so that its position gives its place among others."""
-        return not self.due_ms and self.fate is Fate.PLAIN and len(self.positions) <= 1
-
-    def __str__(self) -> str:
-        return f"message {self.number} on {self.topic} (QoS {self.qos}, positions {sorted(self.positions)})"
 
 
 class Consumer:
@@ -152,6 +78,11 @@ class Oracle:
         self.retained: dict[str, tuple[int, int]] = {}
         """By topic: position of the last retained message in the log, and its number."""
         self.dead_topics: dict[int, set[int]] = {}
+        self.timers = TimerModel(self.named)
+        self._occurrences: dict[bytes, Sent] = {}
+        """The messages of schedules that were seen, by their bodies."""
+        self._ends: list[tuple[int, int]] = []
+        """Ends of the log, each with the event at which it was there. What is after it came later."""
 
     def tick(self) -> int:
         """Return the number of a new event."""
@@ -172,10 +103,19 @@ class Oracle:
 
     def named(self, body: bytes) -> Sent:
         """Return the message that has this body."""
+        if body.startswith(OCCURRENCE):
+            return self._occurrence(body)
         number, _, _ = body.partition(b":")
         message = self.sent.get(int(number)) if number.isdigit() else None
         if message is None or message.body != body:
             raise Violation(f"{body[:40]!r} was delivered or stored, but never sent")
+        return message
+
+    def _occurrence(self, body: bytes) -> Sent:
+        message = self._occurrences.get(body)
+        if message is None:
+            number = len(self.sent) + 1
+            message = self._occurrences[body] = self.sent[number] = self.timers.occurrence(body, number)
         return message
 
     # --- the log ------------------------------------------------------------------------------------------------------
@@ -187,9 +127,13 @@ class Oracle:
         if until > start:
             for record in store.log.scan(start, until):
                 self._seen(record)
+            self.timers.check(until)
         self.scanned = max(self.scanned, until)
+        if self.timers.plans:
+            self._ends.append((store.log.end, self.events))
 
     def _seen(self, record: Record) -> None:
+        self.timers.apply(record)
         if record.kind == Kind.COPIED:
             record = decode(record.body)
             if record.kind == Kind.MESSAGE:
@@ -198,6 +142,9 @@ class Oracle:
         if record.kind == Kind.MESSAGE and not record.topic.startswith(b"$"):
             message = self.named(record.body)
             message.positions.add(record.position)
+            if record.flags & Flag.SCHEDULED and not message.acked_at:  # nobody waits for an answer
+                message.at = max((event for end, event in self._ends if end <= record.position), default=0)
+                self.acknowledged(message)
             if self._damaged:
                 self._exempt(message)
             if record.flags & Flag.RETAIN:
@@ -234,10 +181,18 @@ class Oracle:
                 raise Violation(f"{message} is stored more than once, at {sorted(here | message.positions)}")
         self.scanned = min(self.scanned, store.log.written)
         self.scan(store, store.log.written)
+        self.timers.forget_expected()
+
+    def begin_repair(self) -> None:
+        """Note that the log is repaired: from here on, nobody knows what damaged records said."""
+        self.was_repaired = True
+        self.scanned = 0  # records end elsewhere
+        self.timers.end_judging()
 
     def exempt(self, start: int, stop: int) -> None:
         """Note that the bytes of the log from `start` to `stop` are damaged."""
         self._damaged.append((start, stop))
+        self.timers.end_judging()
         for message in self.sent.values():
             self._exempt(message)
 
@@ -265,6 +220,8 @@ class Oracle:
             raise Violation(f"{message} is due at {message.due_ms} and came to {consumer.name} at {now_ms}")
         if self.is_time_known and self._now_s() < message.not_before_s:
             raise Violation(f"{message} came to {consumer.name} at {self._now_s()}, which is before {message.not_before_s}")
+        if message.is_cancelled and self.timers.is_judging:
+            raise Violation(f"{message} came to {consumer.name}, but it was cancelled or replaced")
         if message.fate in (Fate.OPEN, Fate.ROLLING_BACK, Fate.ROLLED_BACK):
             raise Violation(f"{message} came to {consumer.name}, but its transaction is: {message.fate.value}")
         consumer.delivered[message.number] += 1
@@ -274,8 +231,10 @@ class Oracle:
         """Return whether everybody who is entitled must have got a message by now."""
         if not message.acked_at or not message.qos or message.is_exempt:
             return False
-        if message.fate not in (Fate.PLAIN, Fate.COMMITTED):
+        if message.fate not in (Fate.PLAIN, Fate.COMMITTED) or message.is_cancelled:
             return False
+        if message.is_recallable and not self.timers.is_judging:
+            return False  # it may have been cancelled
         return min(message.positions, default=0) >= self.expired_before
 
     def missing(self, consumer: Consumer) -> Sent | None:

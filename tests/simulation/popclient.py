@@ -12,8 +12,9 @@ from penstock.pop.core.settings import GroupSettings
 from penstock.pop.grpc.status import Context
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.lightqueue import Start
-from tests.simulation.oracle import Consumer, Fate, Oracle, Sent, Violation
+from tests.simulation.oracle import Consumer, Oracle
 from tests.simulation.process import Process
+from tests.simulation.sent import Fate, Sent, Violation
 
 
 class CallFailed(Exception):

@@ -12,8 +12,8 @@ from penstock.store.placing import MARKER, misplaced
 from penstock.store.repair import Damage, put_in_places, repair, survey
 from penstock.store.rocksdb import Database
 from tests.simulation.disk import ProcessDead, SimulatedFiles
-from tests.simulation.oracle import Violation
 from tests.simulation.process import DATA_DIR, Machine
+from tests.simulation.sent import Violation
 
 
 def repair_data_dir(machine: Machine, on_damage: Callable[[list[Damage]], None], fuse: int | None) -> IndexPlan:

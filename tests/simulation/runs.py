@@ -21,7 +21,7 @@ import structlog
 from penstock.store import commitlog
 from tests.simulation.disk import ProcessDead
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.oracle import Violation
+from tests.simulation.sent import Violation
 from tests.simulation.world import World
 
 PORTION = 25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Awaitable
 from random import Random
 from typing import Any
 
@@ -73,18 +74,24 @@ class Bench:
         """Let time pass."""
         assert self.process.run_until(self.machine.time.now_s + seconds)
 
+    def call(self, work: Awaitable[Any], seconds: float = 0.1) -> Any:
+        """Return the answer to a call."""
+        answers: list[Any] = []
+
+        def answered(response: Any, error: Exception | None) -> None:
+            assert error is None
+            answers.append(response)
+
+        self.process.call(work, answered)
+        self.run(seconds)
+        (answer,) = answers
+        return answer
+
     def pop(self, group: str, topic_filter: str, count: int) -> list[bytes]:
         """Return the bodies of popped messages."""
-        found: list[bytes] = []
-
-        def popped(data: Any, error: Exception | None) -> None:
-            assert error is None
-            found.extend(message.body for message in pb.PopResponse.FromString(data).messages)
-
         request = pb.PopRequest(group=group, filter=topic_filter, messages_max=count, invisible_ms=60_000)
-        self.process.call(self.process.servicer.Pop(request, CONTEXT), popped)
-        self.run(0.1)
-        return found
+        data = self.call(self.process.servicer.Pop(request, CONTEXT))
+        return [message.body for message in pb.PopResponse.FromString(data).messages]
 
     def connect(self, client_id: bytes, flags: int = 0) -> SimulatedTransport:
         """Return a connection of a client whose session lasts, unless the flags of its CONNECT say otherwise."""
@@ -328,3 +335,36 @@ def test_a_group_misses_nothing_if_a_queue_is_filled_again_after_damage() -> Non
     bench.run(0.1)
     came = [body[:2] for body in bench.pop("g", "a", 30)]
     assert came == [b"%02d" % number for number in range(8, 20)], "the first 4 KiB can't be read"
+
+
+def delayed(bench: Bench, delay_ms: int) -> pb.SendResult:
+    """Return what the node answers to a delayed message."""
+    request = pb.SendRequest(messages=[pb.Message(topic="a", body=b"body", delay_ms=delay_ms)])
+    (result,) = pb.SendResponse.FromString(bench.call(bench.process.servicer.Send(request, CONTEXT))).results
+    return result
+
+
+def test_a_call_that_reschedules_a_message_says_what_it_did_though_the_message_has_fired_since() -> None:
+    bench = Bench()
+    sent = delayed(bench, 60_000)
+    bench.sync_s = 2.0
+    name = pb.TimerName(recall_handle=sent.recall_handle)
+    request = pb.RescheduleTimerRequest(name=name, delay_ms=100)
+    timer = bench.call(bench.process.timers.RescheduleTimer(request, CONTEXT), 5.0)
+    assert timer.status.code == pb.OK, "the caller would take it for a message that had fired at its old time"
+
+
+def test_a_client_hears_that_a_message_was_replaced_when_that_is_durable() -> None:
+    bench = Bench()
+    sent = delayed(bench, 60_000)
+    bench.sync_s = 2.0
+    name = pb.TimerName(recall_handle=sent.recall_handle)
+    answers: list[int] = []
+    for delay_ms in (10_000, 20_000):
+        request = pb.RescheduleTimerRequest(name=name, delay_ms=delay_ms)
+        work = bench.process.timers.RescheduleTimer(request, CONTEXT)
+        bench.process.call(work, lambda timer, error: answers.append(timer.status.code))
+    bench.run(1.0)
+    assert answers == [], "a power cut could leave the message pending, although a client was told that it is not"
+    bench.run(5.0)
+    assert answers == [pb.OK, pb.ALREADY_RECALLED]

@@ -25,11 +25,13 @@ from penstock.timer.options import TimerOptions
 from tests.simulation.backups import Backups
 from tests.simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, Inode, ProcessDead, SimulatedFiles
 from tests.simulation.mqttclient import SHARE, MqttClient
-from tests.simulation.oracle import Consumer, Fate, Oracle, Sent, Violation
+from tests.simulation.oracle import Consumer, Oracle
 from tests.simulation.orderedmap import Databases
 from tests.simulation.popclient import Group, Producer
 from tests.simulation.process import DAMAGED, DATA_DIR, FAILED, KILLED, Machine, Process, mqtt_options
 from tests.simulation.repairing import repair_data_dir
+from tests.simulation.sent import Fate, Sent, Violation
+from tests.simulation.timerclient import TimerClient
 from tests.simulation.verifying import index_differences
 from tests.simulation.virtualtime import Time
 
@@ -41,6 +43,14 @@ CLOCK_STEPS_S = (-30 * 86_400, -3_600, -60, -3, 3, 60, 3_600, 30 * 86_400)
 
 LONG_EVERY = 50
 """Of so many seeds one is long: `LONG` instead of `SHORT`."""
+
+TIMED = 0.12
+"""Share of the runs with a client that cancels and replaces delayed messages and has schedules. Such a run takes more time."""
+
+TIMED_TOPICS = TOPICS[::2]
+
+STEADY_S = 6.0
+"""Virtual seconds without faults after which each occurrence that was due has come."""
 
 VERIFIED = 0.1
 """Share of the runs at whose end the index is verified. With a backup it is half of them, and the backup is verified too."""
@@ -149,8 +159,11 @@ class World:
         self.members = self._members()
         self.groups = [self._group(number) for number in range(random.choice((0, 1, 2, 3)))]
         self.producer = Producer(self.oracle, random)
+        self.timers = self._timers()
         self.process: Process | None = None
         self._ends_at_fuse = ""
+        self._steady_s = 0.0
+        """When the faults have been over for long enough, at the end."""
 
     def _subscriber(self, number: int) -> MqttClient:
         random = self.random
@@ -181,6 +194,13 @@ class World:
         )
         earliest = random.random() < 0.5
         return Group(self.oracle, random, f"g{number}", random.choice(FILTERS), settings, earliest=earliest)
+
+    def _timers(self) -> TimerClient | None:
+        """Return the client with schedules, if there is one. It decides by numbers of its own, so others do what they did."""
+        random = Random(f"timers {self.seed}")
+        if random.random() >= TIMED:
+            return None
+        return TimerClient(self.oracle, random, TIMED_TOPICS, self._length.delay_ms_max, lambda: self.time.now_s)
 
     @property
     def clients(self) -> list[MqttClient]:
@@ -288,6 +308,8 @@ class World:
                 client.connect(process)
             elif client.is_accepted and random.random() < 0.3:
                 client.subscribe_next()
+        if self.timers is not None:
+            self.note(self.timers.act(process))
         what = random.random()
         if what < 0.35:
             self._publish(random.choice(self.publishers))
@@ -320,6 +342,8 @@ class World:
         self.pass_time(0.1)
         for client in self.publishers:
             self._publish(client)
+        if self.timers is not None and self.process is not None:
+            self.note(self.timers.send(self.process))
 
     def _send(self, process: Process) -> None:
         random, oracle = self.random, self.oracle
@@ -497,8 +521,7 @@ class World:
             for damage in damages if self._has_bad_sectors else ():  # a failed sync alone has damaged nothing acknowledged
                 oracle.exempt(damage.position, damage.position + damage.length)
 
-        oracle.was_repaired = True
-        oracle.scanned = 0  # records end elsewhere
+        oracle.begin_repair()
         while True:
             try:
                 planned = repair_data_dir(self.machine, on_damage, random.choice((None, None, 5, 15, 30, 60)))
@@ -599,6 +622,8 @@ class World:
             client.cut_off(hears=random.random() < 0.5)
         for group in self.groups:
             group.cut_off()
+        if self.timers is not None:
+            self.timers.cut_off()
         self.process = None
         if process.status != 0:
             self.machine.databases.crash(random)
@@ -660,6 +685,7 @@ class World:
             self.oracle.was_repaired |= self._relies_on_index and process.recovery.rebuilt
             with self.disk.all_readable():
                 self.oracle.check_recovered(process.store)
+            self.oracle.timers.check_counts(process)
             self.note(f"started: {process.recovery}")
             process.before_unlink = partial(self._scan, process)
             process.start()
@@ -682,9 +708,13 @@ class World:
             self.start_until_it_runs()
         self.note("settles")
         least_s = self.time.now_s + self.random.choice((0.0, 0.0, 0.0, self._length.delay_ms_max / 1000 + 4))
+        self._steady_s = self.time.now_s + STEADY_S
+        finish_s = self._steady_s if self.timers is not None and self.timers.stays else 0.0
         until_s, seconds, came = self.time.now_s + SETTLED_S, 0.1, self._number_that_came()
         while self.time.now_s < until_s and not self.oracle.was_repaired:
             self._drain()
+            if self.timers is not None and self.time.now_s >= finish_s:
+                self._finish(self.timers)
             self.pass_time(seconds)
             if self.time.now_s >= least_s and self._is_idle() and not self._is_any_missing():
                 break
@@ -692,6 +722,14 @@ class World:
                 until_s, came = self.time.now_s + SETTLED_S, self._number_that_came()
             seconds = min(seconds * 1.5, 2.0)
         self._check_end()
+
+    def _finish(self, timers: TimerClient) -> None:
+        """Let the schedules end. Before that, everything that was due must have come."""
+        process = self.process
+        assert process is not None
+        if self.time.now_s >= self._steady_s and self.oracle.is_time_known:
+            self.oracle.timers.check_due(process.store.now_ms())
+        timers.finish(process)
 
     def _is_any_missing(self) -> bool:
         process = self.process
@@ -711,6 +749,7 @@ class World:
         assert process is not None
         is_idle = not process.calls and not any(group.held for group in self.groups)
         is_idle = is_idle and process.store.durable_position == process.store.log.end
+        is_idle = is_idle and (self.timers is None or self.timers.is_finished)
         return is_idle and all(client.is_idle for client in self.clients)
 
     def _drain(self) -> None:
@@ -743,6 +782,9 @@ class World:
         store = process.store
         process.run_until(self.time.now_s + 0.1)
         self._scan(process)
+        if store.durable_position == store.log.end:
+            self.oracle.timers.check_counts(process)
+            self.oracle.timers.check_cancelled()
         for consumer in self._consumers():
             self.oracle.check_all_delivered(consumer)
         if self.oracle.retained and not (self._has_bad_sectors or self.oracle.was_repaired):
