@@ -23,8 +23,12 @@ from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.deliverychanges import DeliveryChanges
 from penstock.pop.core.order import FifoOrder
+from penstock.pop.grpc.status import RECALL_STATUS
+from penstock.pop.grpc.timerservicer import TimerServicer
+from penstock.pop.proto import pop_pb2 as pb
 from penstock.store import repair as repairing
 from penstock.store.commitlog import CommitLog
+from penstock.store.errors import DiskFull
 from penstock.store.files import Files
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.index import Batch, Covered
@@ -38,6 +42,8 @@ from penstock.store.store import Store
 from penstock.store.timekeeping import Timekeeping
 from penstock.store.trimming import Trimming
 from penstock.timer.delayed import DelayedMessages
+from penstock.timer.keys import TimerKeys
+from penstock.timer.schedules import Schedule, Schedules
 from tests.simulation.disk import SimulatedFile, SimulatedFiles
 
 Patch = pytest.MonkeyPatch
@@ -359,6 +365,55 @@ def forget_who_keeps_a_delivery(patch: Patch) -> None:
     patch.setattr(ShareSettlements, "return_unrecorded", lambda settlements, client_id, known: None)
 
 
+def forget_which_occurrences_were_sent(patch: Patch) -> None:
+    """The index does not get how far a schedule has got after it was put."""
+    save = Schedules.save
+
+    def save_only_put(schedules: Schedules, batch: Batch) -> None:
+        schedules._changed &= schedules._put
+        save(schedules, batch)
+
+    patch.setattr(Schedules, "save", save_only_put)
+
+
+def send_what_occurred_during_a_pause(patch: Patch) -> None:
+    """A schedule that is resumed goes on where it was paused."""
+
+    def resume(schedules: Schedules, schedule: Schedule) -> None:
+        if schedule.state.is_paused:
+            schedules._move(schedule, schedule.state._replace(is_paused=False))
+
+    patch.setattr(Schedules, "resume", resume)
+
+
+def pass_over_occurrences_without_room(patch: Patch) -> None:
+    """An occurrence that finds the disk full is not sent later."""
+    fire = Schedules._fire
+
+    def fire_once(schedules: Schedules, ids: list[int]) -> None:
+        try:
+            fire(schedules, ids)
+        except DiskFull:
+            return
+
+    patch.setattr(Schedules, "_fire", fire_once)
+
+
+def forget_keys(patch: Patch) -> None:
+    """The index does not get the keys of delayed messages."""
+    patch.setattr(TimerKeys, "save", lambda keys, batch: keys._changed.clear())
+
+
+def answer_before_a_cancellation_is_stored(patch: Patch) -> None:
+    """CancelTimer answers before its record is durable."""
+
+    async def cancel(servicer: TimerServicer, request: pb.TimerName, context: Any) -> pb.Status:
+        named = servicer._named(request)
+        return RECALL_STATUS[servicer._delayed.recall(*named)] if isinstance(named, tuple) else named
+
+    patch.setattr(TimerServicer, "CancelTimer", cancel)
+
+
 MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (
@@ -397,6 +452,11 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
         leave_the_torn_tail,
         leave_the_deletion_of_a_segment_unsynced,
         forget_who_keeps_a_delivery,
+        forget_which_occurrences_were_sent,
+        send_what_occurred_during_a_pause,
+        pass_over_occurrences_without_room,
+        forget_keys,
+        answer_before_a_cancellation_is_stored,
     )
 }
 """All mutations by name."""
