@@ -186,6 +186,39 @@ class Groups(CallAttack):
         return self.only("RESOURCE_EXHAUSTED", "created") + self.once("RESOURCE_EXHAUSTED")
 
 
+class Schedules(CallAttack):
+    """Schedules whose rules are dear to evaluate, and lists of them."""
+
+    name = "schedule-rules"
+    summary = "a principal creates schedules whose rules occur seldom or never, and lists them (timer.schedules_max = 100)"
+    must_get = "INVALID_ARGUMENT for rules without occurrences, and RESOURCE_EXHAUSTED once it holds its share"
+    options: ClassVar[dict[str, str]] = {"timer": "schedules_max = 100"}
+    side_by_side = 16
+
+    RULES = (
+        "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29;BYDAY=SU",
+        "FREQ=YEARLY;BYWEEKNO=20;BYMONTH=12",
+        "FREQ=SECONDLY;INTERVAL=61;BYMONTHDAY=31;BYHOUR=3;BYMINUTE=17",
+        "FREQ=MINUTELY;BYDAY=MO;BYMONTHDAY=13;BYSETPOS=-1",
+    )
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        stub: Any = pb_grpc.ScheduleServiceStub(channel)
+        if number % 4 == 0:
+            answer = await stub.ListSchedules(pb.ListSchedulesRequest(schedules_max=10_000), metadata=TOKEN, timeout=30)
+            self.saw["listed"] += bool(answer.schedules)
+            return
+        rule = self.RULES[self.next_number() % len(self.RULES)]
+        schedule = pb.Schedule(
+            name=f"dear-{self.number}", topic="orders/x", rrule=rule, zone="Europe/Berlin", body=bytes(16_384)
+        )
+        await stub.CreateSchedule(pb.CreateScheduleRequest(schedule=schedule), metadata=TOKEN, timeout=30)
+        self.saw["created"] += 1
+
+    def problems(self) -> list[str]:
+        return self.only("created", "listed", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED") + self.once("RESOURCE_EXHAUSTED")
+
+
 class Anonymous(CallAttack):
     """Calls without a token."""
 
