@@ -170,7 +170,7 @@ class Schedules:
         """Go on with the first occurrence from now on. What occurred during the pause is not sent."""
         state = schedule.state
         if state.is_paused:
-            next_ms = schedule.definition.first_from(self._store.now_ms(), state.counted)
+            next_ms = schedule.definition.first_from(max(self._store.now_ms(), state.next_ms), state.counted)
             self._move(schedule, state._replace(is_paused=False, next_ms=next_ms))
 
     def run(self, schedule: Schedule) -> int:

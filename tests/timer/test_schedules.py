@@ -221,6 +221,18 @@ def test_a_paused_schedule_sends_nothing_and_resumes_with_what_comes_next(parts:
     assert sum(record.kind == Kind.SCHEDULE_MOVED for record in parts.store.log.scan(0)) == 2
 
 
+def test_a_pause_and_its_end_in_the_moment_of_an_occurrence_do_not_send_it_again(parts: Parts) -> None:
+    start = parts.clock.now_ms()
+    schedule = put(parts)
+    parts.settle()
+    parts.schedules.pause(schedule)
+    parts.schedules.resume(schedule)
+    parts.settle()
+    assert occurrences(parts) == [start]
+    parts.advance(60_000)
+    assert occurrences(parts) == [start, start + 60_000]
+
+
 def test_a_run_sends_one_more_message_and_moves_nothing(parts: Parts) -> None:
     start = parts.clock.now_ms()
     schedule = put(parts, count=2, start_ms=start + 60_000)
