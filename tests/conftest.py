@@ -15,6 +15,7 @@ from tests.depth import DEPTH
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
 
 # gRPC would start its threads anew in each child between fork and exec, where they may crash. Our children exec at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -93,6 +94,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return "spark" if nodeid.startswith(ONE_AFTER_ANOTHER) else nodeid
+
+        def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+            """Note the end of a test. Without this, xdist counts all tests that have ended again after each test."""
+            super().mark_test_complete(node, item_index, duration)
+            units = self.assigned_work[node]
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            if all(units[scope].values()):
+                del units[scope]
 
     return Scheduling(config, log)
 

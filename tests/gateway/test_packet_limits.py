@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,11 +26,15 @@ from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
 from tests.gateway.websocket_client import CONNACK, WS, dial
 from tests.gateway.wire import CLEAN, PING, WILL, Broker, Client5
 
-MANY = write_properties({Property.USER_PROPERTY: [("", "")] * 170_000})
-"""Most of 1 MB: the smallest user properties that there are."""
+
+@cache
+def many() -> bytes:
+    """Most of 1 MB: the smallest user properties that there are."""
+    return write_properties({Property.USER_PROPERTY: [("", "")] * 170_000})
+
 
 SECONDS_MAX = 0.1
-"""Far more than a refusal takes, and far less than it takes to parse any of these packets."""
+"""Processor time: far more than a refusal takes, and far less than it takes to parse any of these packets."""
 
 
 def body_of(data: bytes) -> Packet:
@@ -47,29 +52,29 @@ def raise_error(found: Packet) -> None:
     raise found[1]
 
 
-EXPENSIVE: dict[str, tuple[bytes, Callable[[Packet], Any]]] = {
-    "CONNECT": (connect_5(CLEAN, b"c", about=MANY), lambda found: parse_connect(found[2], user_properties_max=256)),
+EXPENSIVE: dict[str, tuple[Callable[[], bytes], Callable[[Packet], Any]]] = {
+    "CONNECT": (lambda: connect_5(CLEAN, b"c", about=many()), lambda found: parse_connect(found[2], user_properties_max=256)),
     "will": (
-        connect_5(CLEAN | WILL, b"c", b"w", b"", will=MANY),
+        lambda: connect_5(CLEAN | WILL, b"c", b"w", b"", will=many()),
         lambda found: parse_connect(found[2], user_properties_max=256),
     ),
-    "PUBLISH": (encode_publish(b"a", b"", properties=MANY), parse_publish),
-    "PUBACK": (packet(PUBACK << 4, b"\0\1\0" + MANY), raise_error),
+    "PUBLISH": (lambda: encode_publish(b"a", b"", properties=many()), parse_publish),
+    "PUBACK": (lambda: packet(PUBACK << 4, b"\0\1\0" + many()), raise_error),
     "SUBSCRIBE": (
-        subscribe_5(1, (b"a", 0), about=MANY),
+        lambda: subscribe_5(1, (b"a", 0), about=many()),
         lambda found: parse_subscribe(found[2], is_v5=True, user_properties_max=256),
     ),
     "UNSUBSCRIBE": (
-        unsubscribe_5(1, b"a", about=MANY),
+        lambda: unsubscribe_5(1, b"a", about=many()),
         lambda found: parse_unsubscribe(found[2], is_v5=True, user_properties_max=256),
     ),
-    "DISCONNECT": (packet(DISCONNECT << 4, b"\0" + MANY), lambda found: parse_disconnect(found[2], 256)),
+    "DISCONNECT": (lambda: packet(DISCONNECT << 4, b"\0" + many()), lambda found: parse_disconnect(found[2], 256)),
     "filters of a SUBSCRIBE": (
-        subscribe(1, *[(b"a", 0)] * 200_000),
+        lambda: subscribe(1, *[(b"a", 0)] * 200_000),
         lambda found: parse_subscribe(found[2], filters_max=1000),
     ),
     "filters of an UNSUBSCRIBE": (
-        unsubscribe(1, *[b"a"] * 200_000),
+        lambda: unsubscribe(1, *[b"a"] * 200_000),
         lambda found: parse_unsubscribe(found[2], filters_max=1000),
     ),
 }
@@ -77,11 +82,12 @@ EXPENSIVE: dict[str, tuple[bytes, Callable[[Packet], Any]]] = {
 
 @pytest.mark.parametrize("name", EXPENSIVE)
 def test_a_packet_with_too_many_fields_is_refused_before_it_is_parsed(name: str) -> None:
-    data, parse = EXPENSIVE[name]
-    began = time.perf_counter()
+    make, parse = EXPENSIVE[name]
+    data = make()
+    began = time.process_time()
     with pytest.raises(TooManyFields, match=r"has more than (256 user properties|1000 topic filters): see mqtt\.") as found:
         parse(body_of(data))
-    assert time.perf_counter() - began < SECONDS_MAX
+    assert time.process_time() - began < SECONDS_MAX
     assert found.value.reason is ReasonCode.QUOTA_EXCEEDED
 
 
@@ -147,9 +153,9 @@ async def test_a_client_with_too_many_fields_learns_it(start_broker: StartBroker
 async def test_one_expensive_connect_does_not_hold_up_others(broker: Broker) -> None:
     honest = await broker.connect("honest")
     client = await broker.dial_5()
-    for data in (EXPENSIVE["CONNECT"][0], EXPENSIVE["will"][0]):
+    for data in (EXPENSIVE["CONNECT"][0](), EXPENSIVE["will"][0]()):
         client = await broker.dial_5()
         client.writer.write(data)
-    began = time.perf_counter()
+    began = time.process_time()
     await honest.drained()
-    assert time.perf_counter() - began < 5 * SECONDS_MAX
+    assert time.process_time() - began < 5 * SECONDS_MAX
