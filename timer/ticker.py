@@ -81,6 +81,11 @@ class Ticker(Generic[T]):
                 for item in items:
                     self._wheel.schedule(self._now_ms() + RETRY_MS, item)
         due_ms = self._wheel.next_due_ms()
+        if self._armed is not None and self._armed_ms <= self._now_ms():  # for items of which none is left, if the clock jumped
+            self._armed.cancel()
+            self._armed = None
+            if due_ms is not None:
+                self._arm(due_ms)
         return due_ms is not None and due_ms <= self._now_ms()
 
     def _arm(self, due_ms: int) -> None:

@@ -207,6 +207,21 @@ def test_a_manual_firing_reports_items_that_became_due_meanwhile() -> None:
     assert [item for _, item in bench.fired] == ["a", "again"]
 
 
+@pytest.mark.parametrize("others", [(), (7_200_000,)])
+def test_after_a_manual_firing_on_a_clock_set_forward_new_items_fire_at_their_time(
+    bench: Bench, others: tuple[int, ...]
+) -> None:
+    for due_ms in (3_600_000, *others):
+        bench.schedule(due_ms, str(due_ms))
+    bench.clock.advance(3_600_000)
+    assert not bench.ticker.fire_due()
+    bench.schedule(3_600_010, "new")
+    ((armed_ms, _),) = bench.timers.waiting()
+    assert armed_ms == 1_000_000 + 3_600_010
+    bench.run(3_600_020)
+    assert [item for _, item in bench.fired] == ["3600000", "new"]
+
+
 async def test_on_a_real_loop_no_item_fires_early_and_all_fire_soon() -> None:
     def now_ms() -> int:
         return time.time_ns() // 1_000_000
