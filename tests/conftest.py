@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,26 @@ settings.load_profile("penstock")
 
 ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")
 """Tests that one process runs where several run tests: each starts a Spark, which takes seconds and all processors."""
+
+TOGETHER = (
+    "tests/backup/test_verify.py",
+    "tests/contrib/test_outbox.py",
+    "tests/node/test_fleet.py",
+    "tests/pop/test_kept_index.py",
+    "tests/store/test_damaged_index.py",
+    "tests/store/test_flipped.py",
+    "tests/store/test_missing.py",
+    "tests/store/test_unreadable.py",
+    "tests/system/test_command_tls.py",
+    "tests/system/test_mqtt_clients.py",
+    "tests/system/test_wheel.py",
+)
+"""Files whose tests one process runs, because they share what takes long to make: a wheel, a server, a data directory."""
+
+PER_CLIENT = "tests/system/test_rocketmq_clients.py"
+"""A file whose tests share a process with the client of a language: one process runs all tests of a client."""
+
+CLIENT = re.compile(r"java-[0-9.]+|python|go|rust")
 
 
 SLOW = (
@@ -88,12 +109,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    """Deal out tests one by one, but for those of Spark, which go first and together."""
+    """Deal out tests one by one, but for those that share something. Those of Spark go first."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if nodeid.startswith(ONE_AFTER_ANOTHER) else nodeid
+            if nodeid.startswith(ONE_AFTER_ANOTHER):
+                return "spark"
+            if nodeid.startswith(TOGETHER):
+                return nodeid.partition("::")[0]
+            if nodeid.startswith(PER_CLIENT):
+                client = CLIENT.search(nodeid.partition("[")[2])
+                return f"{PER_CLIENT}::{client[0] if client else 'node'}"
+            return nodeid
 
         def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
             """Note the end of a test. Without this, xdist counts all tests that have ended again after each test."""

@@ -34,7 +34,7 @@ from penstock.contrib.faststream.inmemory import is_match
 from penstock.pop.errors import RequestInvalid, RequestTimedOut
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.system.processes import NodeProcess
-from tests.worker.running import until
+from tests.waiting import until
 
 
 class Reading(BaseModel):

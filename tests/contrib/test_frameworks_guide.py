@@ -16,7 +16,7 @@ from taskiq.receiver import Receiver
 
 from penstock import Client
 from tests.pop.wiring import Node
-from tests.worker.running import until
+from tests.waiting import until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "frameworks.md"
 

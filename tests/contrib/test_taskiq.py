@@ -34,7 +34,7 @@ from penstock.contrib.taskiq import PenstockSchedules, PenstockTasks
 from penstock.pop.errors import ClientClosed, InvalidHandle
 from tests.pop.wiring import Node
 from tests.system.processes import ROOT, NodeProcess
-from tests.worker.running import until
+from tests.waiting import until
 
 TASKS = "tasks"
 

@@ -15,7 +15,8 @@ from penstock.pop.options import PopOptions
 from penstock.testing import Node
 from penstock.testing.nodethread import NodeInThread
 from tests.system.processes import ROOT
-from tests.worker.running import counts, running, until
+from tests.waiting import until
+from tests.worker.running import counts, running
 
 
 async def test_a_node_runs_in_the_process_of_a_test() -> None:

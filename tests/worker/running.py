@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from penstock import Client, OutgoingMessage, Worker, WorkerCounts
 from tests.pop.wiring import TOPIC
+from tests.waiting import WAIT_S_MAX
 
 
 @asynccontextmanager
@@ -18,14 +19,7 @@ async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
         yield task
     finally:
         worker.stop()
-        await asyncio.wait_for(task, 20)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Return when `condition()` holds."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - a worker has no event for each state that a test may wait for
-            await asyncio.sleep(0.002)
+        await asyncio.wait_for(task, WAIT_S_MAX)
 
 
 def counts(worker: Worker) -> WorkerCounts:

@@ -20,7 +20,8 @@ import pytest
 from penstock import Client
 from tests.pop.wiring import FILTER, GROUP, Node
 from tests.system.processes import ROOT
-from tests.worker.running import send, until
+from tests.waiting import until
+from tests.worker.running import send
 
 APPLICATION = """
 import os, time

@@ -19,8 +19,9 @@ from penstock.store.options import GIB, MIB, StoreOptions
 from penstock.worker import runningconsumer
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.system.processes import NodeProcess
+from tests.waiting import until
 from tests.worker.relay import Relay
-from tests.worker.running import counts, running, send, until
+from tests.worker.running import counts, running, send
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "worker.md"
 

@@ -26,7 +26,8 @@ from penstock import (
 from penstock.pop.client.message import Message
 from penstock.pop.proto import pop_pb2 as pb
 from tests.pop.wiring import FILTER, GROUP, Node
-from tests.worker.running import counts, running, send, until
+from tests.waiting import until
+from tests.worker.running import counts, running, send
 
 
 def call_of(*ids: str, **fields: Any) -> HandlerCall:

@@ -13,7 +13,8 @@ from penstock import Client, Message, OutgoingMessage, Reject, RetryLater, Worke
 from penstock.pop.options import PopOptions
 from penstock.worker.runningconsumer import YIELD_AFTER, RunningConsumer
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
-from tests.worker.running import counts, running, send, until
+from tests.waiting import until
+from tests.worker.running import counts, running, send
 
 
 async def test_a_handler_gets_each_message_and_returning_acknowledges_it(node: Node, client: Client) -> None:
@@ -379,7 +380,7 @@ async def test_a_handler_that_hangs_is_cancelled_and_its_message_fails(node: Nod
     worker = Worker(node.target)
     cancelled: list[int] = []
 
-    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.1, settings=group_settings(backoff=()))
+    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.4, settings=group_settings(backoff=()))
     async def handle(message: Message) -> None:
         if message.attempt == 1:
             try:
@@ -398,7 +399,7 @@ async def test_a_handler_that_hangs_is_cancelled_and_its_message_fails(node: Nod
 async def test_a_handler_that_ignores_its_cancellation_settles_nothing(node: Node, client: Client) -> None:
     worker = Worker(node.target)
 
-    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.1, settings=group_settings(backoff=()))
+    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.4, settings=group_settings(backoff=()))
     async def handle(message: Message) -> None:
         if message.attempt == 1:
             try:
@@ -416,7 +417,7 @@ async def test_a_thread_that_hangs_keeps_its_slot_and_its_message_fails(node: No
     worker = Worker(node.target)
     released = threading.Event()
 
-    @worker.consumer(FILTER, group=GROUP, concurrency=2, timeout=0.1, settings=group_settings(backoff=()))
+    @worker.consumer(FILTER, group=GROUP, concurrency=2, timeout=0.4, settings=group_settings(backoff=()))
     def handle(message: Message) -> None:
         if message.attempt == 1:
             released.wait(20)
@@ -590,7 +591,7 @@ async def test_a_worker_whose_group_is_refused_says_so_and_goes_on_when_it_is_al
         raise AssertionError
 
     async with running(worker):
-        await until(lambda: worker.problems)
+        await until(lambda: any("there is no group" in problem for problem in worker.problems.values()))
         assert GROUP in next(iter(worker.problems.values()))
         node.create()
         await until(lambda: node.core.waiting == 1 and not worker.problems)
