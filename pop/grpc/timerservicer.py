@@ -12,9 +12,12 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.properties import decode_properties
 from penstock.store.record import decode
 from penstock.store.store import Store
-from penstock.timer.delayed import DelayedMessages, Recalled
+from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys
 
+_UNREADABLE = pb.Status(
+    code=pb.UNKNOWN_MESSAGE, detail="the record of the message is damaged: it is pending, and can be cancelled only"
+)
 _NO_HANDLE = pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave")
 
 
@@ -84,7 +87,9 @@ class TimerServicer:
         return position, due_ms
 
     def _ended(self, position: int, due_ms: int) -> pb.Status:
-        """Return why a message is not pending. Nothing is cancelled, because it is not."""
+        """Return why a message can't be shown or moved. Nothing is cancelled: it is not pending, or its record is damaged."""
+        if self._delayed.due_ms(position) is not None:
+            return _UNREADABLE
         return RECALL_STATUS[self._delayed.recall(position, due_ms)]
 
     def _described(self, position: int, due_ms: int) -> pb.Timer:
@@ -94,7 +99,7 @@ class TimerServicer:
             return pb.Timer(status=self._ended(position, due_ms))
         data = self._store.read_intact(position, size)
         if data is None:
-            return pb.Timer(status=RECALL_STATUS[Recalled.UNKNOWN])
+            return pb.Timer(status=_UNREADABLE)
         record = decode(data, position=position, verify=False)
         return pb.Timer(
             status=OK,

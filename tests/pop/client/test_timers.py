@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import Client, SyncClient
 from penstock.pop.errors import AlreadyFired, AlreadyRecalled, InvalidHandle, RequestInvalid, UnknownMessage
+from penstock.store.commitlog import DIRECTORY
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 HOUR_MS = 3_600_000
@@ -78,6 +80,25 @@ async def test_a_message_is_rescheduled(node: Node, client: Client) -> None:
     assert message.properties == {"a": "b"}
     with pytest.raises(AlreadyFired):
         await client.timers.cancel(at_once.recall_handle)
+
+
+async def test_a_message_whose_record_is_damaged_is_not_moved_and_stays_pending(
+    tmp_path: Path, node: Node, client: Client
+) -> None:
+    sent = await client.send(TOPIC, b"x" * 100, delay_ms=HOUR_MS, timer_key="k")
+    (segment,) = (tmp_path / "data" / DIRECTORY).iterdir()
+    with segment.open("r+b") as log:
+        log.seek(segment.read_bytes().index(b"x" * 100))
+        log.write(b"y")
+    named: list[dict[str, Any]] = [{"recall_handle": sent.recall_handle}, {"topic": TOPIC, "key": "k"}]
+    for names in named:
+        with pytest.raises(UnknownMessage, match="damaged"):
+            await client.timers.reschedule(**names, delay_ms=2 * HOUR_MS)
+        with pytest.raises(UnknownMessage, match="damaged"):
+            await client.timers.find(**names)
+    await client.timers.cancel(sent.recall_handle)
+    with pytest.raises(AlreadyRecalled):
+        await client.timers.cancel(sent.recall_handle)
 
 
 def use_synchronously(target: str) -> None:
