@@ -110,6 +110,7 @@ class Store:
         "clock",
         "copies",
         "data_dir",
+        "fresh_from",
         "index",
         "is_index_damaged",
         "ledger",
@@ -161,6 +162,8 @@ class Store:
         self.ballasts = Ballasts(data_dir, self.index.path, options.ballast_bytes, files=files)
         self.index.on_full = self.ballasts.release_for
         self._recovered_until = self.log.written
+        self.fresh_from = self.log.written
+        """Position of the first record of a commit, while that calls the watchers. Records before it may be damaged by now."""
         self.copies = Copies(self.log, self.index)
         self.ledger = Ledger(self.index, quotas or QuotaOptions())
         self.ledger.limit(Resource.QUEUES, options.queues_max, "store.queues_max")
@@ -548,6 +551,7 @@ class Store:
         for queue, offset, entries in fresh:
             for watcher in tuple(queue.watchers):
                 watcher(queue, offset, entries)
+        self.fresh_from = self.log.written
 
     def _rolled(self) -> None:
         """Save the index in the middle of a turn when a segment begins: its snapshot must cover exactly what is before it."""

@@ -49,6 +49,9 @@ _QOS_MASK = int(Flag.QOS_MASK)
 _RETAIN = int(Flag.RETAIN)
 _DAMAGED = int(Kind.DAMAGED)
 
+EVERY_POSITION = 1 << 63
+"""No record has this position or a later one."""
+
 
 NOBODY: Final = frozenset[str]()
 """The `publishers` of a batch that may go to every client: of nearly all batches."""
@@ -80,7 +83,7 @@ def encode_batch(
     *,
     retain: bool = False,
     dup: bool = False,
-    verify: bool = False,
+    verify_before: int = 0,
     traces: MqttTraces | None = None,
 ) -> EncodedBatch:
     """Return the packets for light-queue entries, each at the lower of the message's QoS and the granted one [MQTT-3.8.4-8].
@@ -95,8 +98,8 @@ def encode_batch(
         retain: the messages are retained ones that answer a new subscription [MQTT-3.3.1-8].
         dup: a node that was killed may have sent the messages, so those at QoS 1 get the DUP flag [MQTT-3.3.1-1]. One at QoS 2
             is recorded before it is sent, so it can't have been sent.
-        verify: check each record against its checksum, and leave it out if the checksum is wrong. For records that were not
-            written just now.
+        verify_before: position before which each record is checked against its checksum, and left out if that is wrong or a
+            repair has set the record aside. Those that were written just now need no check.
         traces: finds the messages whose traces are sampled; None without tracing.
     """
     unpack, pack_head = HEADER.unpack_from, _SHORT_HEAD.pack
@@ -125,7 +128,7 @@ def encode_batch(
         if not data or at < 0 or at + size > len(data):
             data, base, at = _read(store, position, size, ahead_until), position, 0
         stop = at + size
-        if data is None or (verify and (data[at + KIND_AT] == _DAMAGED or not is_intact(data, at, size))):
+        if data is None or (position < verify_before and (data[at + KIND_AT] == _DAMAGED or not is_intact(data, at, size))):
             data = store.read_intact(position, size) if data else None  # It logs what is wrong.
             if data is None:
                 left_out += 1

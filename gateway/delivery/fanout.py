@@ -69,12 +69,14 @@ WAITING_MAX: Final = 10_000
 class _Waiting:
     """A batch that is still to be delivered to some of the members."""
 
-    __slots__ = ("at", "batches", "entries", "members", "offset", "topics")
+    __slots__ = ("at", "batches", "entries", "fresh_from", "members", "offset", "topics")
 
-    def __init__(self, offset: int, entries: bytes, members: tuple[FanoutMember, ...]) -> None:
+    def __init__(self, offset: int, entries: bytes, members: tuple[FanoutMember, ...], fresh_from: int) -> None:
         self.offset = offset
         self.entries = entries
         self.members = members
+        self.fresh_from = fresh_from
+        """Position of the first record that was written just now. A message that was delayed, for example, is older."""
         self.at = 0
         """The index of the member that is next."""
         self.batches: dict[int, EncodedBatch] = {}
@@ -119,7 +121,7 @@ class Fanout:
 
     def _deliver(self, queue: LightQueue, offset: int, entries: bytes) -> None:
         """Send a new batch to all members that are live. The hot path of delivery: see the row `fanout` of `bench mqtt`."""
-        batch = _Waiting(offset, entries, tuple(self._members))
+        batch = _Waiting(offset, entries, tuple(self._members), self._fanouts.store.fresh_from)
         if self._waiting or self._fanouts.is_turn_over(min(len(batch.members), AT_ONCE_MAX)) or not self._go_on(batch):
             self._put_off(batch)
 
@@ -189,7 +191,9 @@ class Fanout:
                 continue
             batch = batches.get(member.key)
             if batch is None:
-                batch = batches[member.key] = encode_batch(store, entries, member.options, traces=self._fanouts.traces)
+                batch = batches[member.key] = encode_batch(
+                    store, entries, member.options, verify_before=found.fresh_from, traces=self._fanouts.traces
+                )
             if not member.deliver(batch, next_offset):
                 self._read_on(member)
 

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from penstock.gateway.delivery.context import DeliveryContext
-from penstock.gateway.delivery.encoding import SLOT, EncodedBatch, encode_batch, encode_for_client
+from penstock.gateway.delivery.encoding import EVERY_POSITION, SLOT, EncodedBatch, encode_batch, encode_for_client
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.retained_replay import RetainedReplay
@@ -417,7 +417,13 @@ class Subscription:
         context, outlet = self.context, self.outlet
         if not self.is_own and not self._may_reject:
             return encode_batch(
-                context.store, entries, self.options, retain=is_retained, dup=is_repeated, verify=True, traces=context.traces
+                context.store,
+                entries,
+                self.options,
+                retain=is_retained,
+                dup=is_repeated,
+                verify_before=EVERY_POSITION,
+                traces=context.traces,
             )
         batch, too_large = encode_for_client(
             context.store,

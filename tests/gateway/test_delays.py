@@ -11,6 +11,7 @@ from penstock.gateway.protocol.packets import PUBACK, PUBREC
 from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.accounts import Resource
+from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LimitExceeded, TopicInvalid
 from penstock.timer.options import YEAR_MS
 from tests.clock import ManualClock
@@ -171,6 +172,21 @@ async def test_user_properties_delay_a_message_and_the_ack_has_its_recall_handle
     clock.advance(1)
     fire(broker)
     assert await client.message_with() == (Message("a", b"x"), about)  # [MQTT-3.3.2-17]
+
+
+async def test_a_message_whose_record_was_damaged_meanwhile_reaches_nobody_and_the_others_do(broker: Broker) -> None:
+    clock = at_time(broker)
+    client = await broker.connect_5("client")
+    await client.subscribe(("a", 1))
+    for body in (b"1" * 100, b"2" * 100):
+        await client.publish_with("a", body, wishing(delay_ms=1_500), 1)
+    (segment,) = (broker.node.store.data_dir / DIRECTORY).iterdir()
+    with segment.open("r+b") as log:
+        log.seek(segment.read_bytes().index(b"1" * 100))
+        log.write(b"0")
+    clock.advance(1_500)
+    fire(broker)
+    assert [message.body for message in await client.messages()] == [b"2" * 100]
 
 
 async def test_a_time_in_the_past_means_at_once(broker: Broker) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.delivery.encoding import encode_batch
+from penstock.gateway.delivery.encoding import EVERY_POSITION, encode_batch
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.protocol.decode import decode
@@ -225,7 +225,9 @@ def check_messages(whole: Whole, records: list[Record]) -> int:
                 assert data.endswith(found.topic + found.properties + found.body)
                 assert len(data) == found.size
                 came += 1
-        packets, _ = decode(encode_batch(whole.store, entries, DeliveryOptions(0), verify=True).data, KIB, FROM_SERVER)
+        packets, _ = decode(
+            encode_batch(whole.store, entries, DeliveryOptions(0), verify_before=EVERY_POSITION).data, KIB, FROM_SERVER
+        )
         sent = {(record.topic, record.body) for record in records if record.kind == Kind.MESSAGE}
         assert {(packet[2], packet[4]) for packet in packets} <= sent
     return came
