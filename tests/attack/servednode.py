@@ -137,7 +137,9 @@ class ServedNode:
         access = self.directory / "access.toml"
         access.write_text(ACCESS)
         access.chmod(0o600)
-        sections = {name: self._options.get(name, "") for name in ("mqtt", "pop", "more")}
+        sections = dict.fromkeys(("mqtt", "pop", "more"), "")
+        assert self._options.keys() <= sections.keys(), f"{sorted(self._options)} has other sections than {', '.join(sections)}"
+        sections |= self._options
         config = self.directory / "penstock.toml"
         config.write_text(CONFIG.format(directory=self.directory, **sections))
         with self.log.open("ab") as log:

@@ -29,12 +29,12 @@ from taskiq.exceptions import SendTaskError
 from taskiq.kicker import AsyncKicker
 from taskiq.receiver import Receiver
 
-from penstock import Client, group_settings
+from penstock import Client, Message, group_settings
 from penstock.contrib.taskiq import PenstockSchedules, PenstockTasks
 from penstock.pop.errors import ClientClosed, InvalidHandle
 from tests.pop.wiring import Node
 from tests.system.processes import ROOT, NodeProcess
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 TASKS = "tasks"
 
@@ -345,7 +345,10 @@ async def test_tasks_that_run_too_long_at_a_stop_go_back_uncounted(node: Node, c
     listening.cancel()
     await asyncio.wait((listening,))
     await broker.shutdown()
-    rest = await client.pop(TASKS, group=TASKS, messages_max=100)
+    rest: list[Message] = []
+    async with asyncio.timeout(WAIT_S_MAX):
+        while len(rest) < 4:
+            rest += await client.pop(TASKS, group=TASKS, messages_max=100, wait_ms=1_000)
     assert [message.attempt for message in rest] == [1] * 4
 
 

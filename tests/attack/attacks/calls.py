@@ -192,7 +192,7 @@ class Schedules(CallAttack):
     name = "schedule-rules"
     summary = "a principal creates schedules whose rules occur seldom or never, and lists them (timer.schedules_max = 100)"
     must_get = "INVALID_ARGUMENT for rules without occurrences, and RESOURCE_EXHAUSTED once it holds its share"
-    options: ClassVar[dict[str, str]] = {"timer": "schedules_max = 100"}
+    options: ClassVar[dict[str, str]] = {"more": "[timer]\nschedules_max = 100"}
     side_by_side = 16
 
     RULES = (
