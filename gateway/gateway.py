@@ -274,7 +274,6 @@ class Gateway:
     def _end_turn(self) -> None:
         self.fast_path.flush()
         self.store.end_turn()
-        self.overtime.end_turn()
 
     def _log_refusal(self, refusal: QuotaRefusal) -> None:
         user, source, client, tenant, topic = refusal.causer

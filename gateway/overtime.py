@@ -11,18 +11,23 @@ TURN_S: Final = 0.005
 """Seconds of long work in one turn of the loop, about. A client that sends few packets at a time waits for twice this, at most:
 for the long work of the turn in which its packets come, and for the overtime before it."""
 
+SLICE_S_MIN: Final = 0.0005
+"""Seconds that each piece of work may take in a turn, at least, however many others wait. Shorter ones would cost more than
+they give: each slice ends with an answer to its client."""
+
 
 class Overtime:
     """Bounds the long work of a turn: the many packets of one read, or the many deliveries of one commit.
 
     Whoever has long work does it step by step and looks at `is_over` in between. When the turn is over, the rest is added here
-    and goes on in the next turn. All that has been added takes turns.
+    and goes on in the next turn. All that has been added takes turns, and shares each of them in equal slices: otherwise few
+    clients with much work would hold up all that waits behind them by a turn each.
 
     Parameters:
         now_s: returns the monotonic time in seconds.
     """
 
-    __slots__ = ("_is_scheduled", "_loop", "_now_s", "_until_s", "_waiting", "put_off")
+    __slots__ = ("_is_scheduled", "_loop", "_now_s", "_until_s", "_waiting", "put_off", "turn")
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -30,7 +35,10 @@ class Overtime:
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_scheduled = False
         self._until_s = 0.0
-        """When this turn's share ends, in monotonic seconds; 0 as long as the turn has had no long work."""
+        """When this turn's share ends, or that of the work at hand, in monotonic seconds; 0 as long as the turn has had no
+        long work."""
+        self.turn = 0
+        """The number of turns so far that had long work."""
         self.put_off = 0
         """How often work had to wait for a later turn."""
 
@@ -43,15 +51,16 @@ class Overtime:
         self._loop = loop
 
     def is_over(self) -> bool:
-        """Return whether the rest of long work must be added here. The first call of a turn begins its share."""
+        """Return whether the rest of long work must be added here. The first call of a turn of the loop begins its share."""
         now_s = self._now_s()
         if not self._until_s:
             self._until_s = now_s + TURN_S
+            self._loop.call_soon(self._end_turn)
         return now_s >= self._until_s
 
-    def end_turn(self) -> None:
-        """Begin a new share: a turn has ended."""
+    def _end_turn(self) -> None:
         self._until_s = 0.0
+        self.turn += 1
 
     def add(self, work: Callable[[], None]) -> None:
         """Call a function in the next turn that has time for it. It may look at `is_over` and add itself again."""
@@ -66,13 +75,18 @@ class Overtime:
 
     def _run(self) -> None:
         self._is_scheduled = False
-        self._until_s = self._now_s() + TURN_S
+        count = len(self._waiting)
+        slice_s = max(TURN_S / count, SLICE_S_MIN)
+        now_s = self._now_s()
+        end_s = now_s + TURN_S
         try:
-            for _ in range(len(self._waiting)):
+            for _ in range(count):
+                self._until_s = min(now_s + slice_s, end_s)
                 self._waiting.popleft()()
-                if self.is_over():
+                now_s = self._now_s()
+                if now_s >= end_s:
                     break
         finally:
-            self._until_s = 0.0
+            self._end_turn()
             if self._waiting:
                 self._schedule()

@@ -394,6 +394,7 @@ class Connection(AnsweringProtocol):
             question.ask(self._authorized)
             return False
         except ProtocolError as error:
+            error.__traceback__ = None  # It holds this frame, which may hold the error: memory for the garbage collector.
             self._handshake.refuse(self, error, packet, data)
             self.close(str(error), error.reason)
             return False
@@ -442,6 +443,7 @@ class Connection(AnsweringProtocol):
         try:
             self._handle(packets)
         except ProtocolError as error:
+            error.__traceback__ = None  # see `_connect`
             self.close(str(error), error.reason)
         except TopicInvalid as error:
             self.close(str(error), ReasonCode.TOPIC_NAME_INVALID)
@@ -468,7 +470,9 @@ class Connection(AnsweringProtocol):
                 packet = packets[at]
                 kind = packet[0]
                 if kind in PUBLISHES:
-                    at = publishes.receive(packets, at)
+                    begun, at = at, publishes.receive(packets, at)
+                    if at - begun < LONG_PACKETS:
+                        look_at = at  # It has ended for a reason, which may have cost time.
                     continue
                 if kind in ACKS:
                     self._traffic.packets_in[kind] += 1

@@ -69,6 +69,10 @@ PUBLISHES: Final = frozenset((PUBLISH, PUBLISH_RUN, PUBLISH_WITH))
 AT_ONCE_MAX: Final = 64
 """Packets that `IncomingPublishes.receive` handles at once."""
 
+REFUSED_AT_ONCE_MAX: Final = 8
+"""Packets that `IncomingPublishes.receive` refuses at once. A refusal is logged and explained, and so costs about as much as
+twenty messages that are stored."""
+
 Denial = tuple[ReasonCode, str]
 """Why one PUBLISH of MQTT 5.0 was refused: the reason code, and a sentence. The connection stays open."""
 
@@ -203,7 +207,7 @@ class IncomingPublishes:
         """Handle the PUBLISHes of a read from `packets[start]` on; return the index of the first packet to be handled next.
 
         That is a packet of another type, the end, a PUBLISH that has been replaced in the list by others, or the one after
-        `AT_ONCE_MAX` that were handled.
+        `AT_ONCE_MAX` that were handled or `REFUSED_AT_ONCE_MAX` that were refused.
 
         Raises:
             AuthorizationPending: the plugins have to be asked first; `stopped_at` says about which packet.
@@ -213,7 +217,7 @@ class IncomingPublishes:
         route_of, append, received, causer = store.router.route, store.append_message, session.received, session.causer
         puback_ids, pubrec_ids, kept = self._puback_ids, self._pubrec_ids, self._kept
         bytes_max = self._options.message_bytes_max
-        at, stored = start, 0
+        at, stored, refused = start, 0, 0
         try:
             for at, packet in enumerate(islice(packets, start, start + AT_ONCE_MAX), start):
                 kind = packet[0]
@@ -274,12 +278,15 @@ class IncomingPublishes:
                     if self._traces is not None and found:
                         self._traces.refused(found, topic, body, session.client_id, str(error))
                     self._deny(topic, packet_id, error)
+                    refused += 1
                 if qos == QOS_1:
                     puback_ids.append(packet_id)
                 elif qos == QOS_2:
                     pubrec_ids.append(packet_id)
                     if packet_id not in self._denied:
                         received.add(packet_id)
+                if refused == REFUSED_AT_ONCE_MAX:
+                    return at + 1
             return min(start + AT_ONCE_MAX, len(packets))
         finally:
             self._stored += stored

@@ -229,7 +229,9 @@ class Fanouts:
         """Number of batches that wait for a later turn."""
         self._by_queue: dict[int, Fanout] = {}
         self._sent = 0
-        """Members to which was delivered since the time was last looked at."""
+        """Members to which was delivered in this turn since the time was last looked at."""
+        self._turn = 0
+        """The turn in which that was."""
 
     def __len__(self) -> int:
         """Return the number of light queues that have subscriptions."""
@@ -237,11 +239,14 @@ class Fanouts:
 
     def is_turn_over(self, members: int) -> bool:
         """Return whether delivering to so many more members has to wait for a later turn."""
+        if self._turn != self.overtime.turn:  # Others may have used up its time, but few deliveries never wait.
+            self._turn = self.overtime.turn
+            self._sent = 0
         self._sent += members
         if self._sent <= AT_ONCE_MAX:
             return False
         is_over = self.overtime.is_over()
-        self._sent = AT_ONCE_MAX if is_over else 0  # After the end of the turn, each further batch looks, too.
+        self._sent = AT_ONCE_MAX if is_over else 0  # After the end of its time, each further batch looks, too.
         return is_over
 
     def add(self, queue: LightQueue, member: FanoutMember) -> None:

@@ -53,6 +53,22 @@ async def test_every_member_gets_the_batches_of_several_commits_in_order(no_time
     assert all(one.live for client in broker.node.gateway.clients.values() for one in client.subscriptions)
 
 
+async def test_few_deliveries_do_not_wait_for_a_turn_that_others_have_used_up(no_time: None, broker: Broker) -> None:
+    await members_of(broker, MEMBERS)
+    few = await broker.connect("few")
+    await few.subscribe(("b", 1))
+    store, gateway = broker.node.store, broker.node.gateway
+    store.append_message(store.router.route(b"a"), b"7", b"", 0)
+    store.commit()
+    assert gateway.fanouts.waiting == 1
+    await until(lambda: not gateway.fanouts.waiting)
+    store.append_message(store.router.route(b"b"), b"8", b"", 1)
+    assert gateway.overtime.is_over()
+    store.commit()
+    assert gateway.fanouts.waiting == 0
+    assert await bodies(few, 1) == [8]
+
+
 async def test_one_commit_to_many_members_does_not_hold_up_others(broker: Broker) -> None:
     clients = await members_of(broker, MEMBERS)
     honest = await broker.connect("honest")

@@ -11,7 +11,7 @@ from websockets.frames import OP_BINARY, OP_PING, Frame
 
 from penstock.gateway.connection.outbox import ANSWERS_BYTES_MAX
 from penstock.gateway.connection.pausing import PauseReason
-from penstock.gateway.overtime import Overtime
+from penstock.gateway.overtime import SLICE_S_MIN, TURN_S, Overtime
 from penstock.gateway.protocol.encode import PINGRESP_BYTES, encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREC, PUBREL
 from penstock.gateway.transport.socket_transport import PIECE_OVERHEAD_BYTES, READ_BYTES
@@ -67,6 +67,58 @@ async def test_what_is_added_takes_turns_and_none_takes_more_than_its_share() ->
     await until(lambda: not len(overtime))
     assert [each for each in trace if each != "others"] == ["a", "b", "c"] * 3
     assert trace.index("others") == 1, "each turn has done one piece of work, which took all of its time"
+
+
+async def test_long_work_shares_a_turn_in_equal_slices() -> None:
+    clock = Seconds()
+    overtime = Overtime(clock)
+    overtime.start(asyncio.get_running_loop())
+    took_s: dict[str, float] = {}
+
+    def work(name: str) -> None:
+        began_s = clock.now_s
+        while not overtime.is_over():
+            clock.now_s += SLICE_S_MIN / 4
+        took_s[name] = clock.now_s - began_s
+
+    for name in "abcd":
+        overtime.add(lambda name=name: work(name))  # type: ignore[misc]
+    await asyncio.sleep(0)
+    assert set(took_s) == set("abcd"), "those who came first have taken the turn for themselves"
+    assert max(took_s.values()) <= TURN_S / 4 + SLICE_S_MIN / 2
+
+
+async def test_the_share_of_a_turn_ends_with_it_wherever_it_began() -> None:
+    clock = Seconds()
+    overtime = Overtime(clock)
+    overtime.start(asyncio.get_running_loop())
+    assert not overtime.is_over()
+    clock.now_s += TURN_S
+    assert overtime.is_over()
+    await asyncio.sleep(0)
+    assert not overtime.is_over()
+
+
+async def test_what_gets_no_slice_comes_first_in_the_next_turn() -> None:
+    clock = Seconds()
+    overtime = Overtime(clock)
+    overtime.start(asyncio.get_running_loop())
+    trace: list[int] = []
+
+    def work(number: int) -> None:
+        trace.append(number)
+        while not overtime.is_over():
+            clock.now_s += SLICE_S_MIN
+        overtime.add(lambda: work(number))
+
+    count = 5 * int(TURN_S / SLICE_S_MIN)
+    for number in range(count):
+        overtime.add(lambda number=number: work(number))  # type: ignore[misc]
+    await asyncio.sleep(0)
+    assert count / 6 < len(trace) < count / 4
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert trace[:count] == list(range(count))
 
 
 async def test_short_work_shares_a_turn_and_a_failure_holds_up_nobody() -> None:

@@ -21,9 +21,10 @@ logger = structlog.get_logger("node")
 PRIVATE_UMASK = 0o077
 """Nobody but the node's user may read what it writes, such as the files of RocksDB."""
 
-GC_THRESHOLD = 50_000
-"""New containers before the garbage collector examines the youngest generation. The hot path creates no cycles, so frequent
-collections would find nothing."""
+GC_THRESHOLD = 5_000
+"""New containers before the garbage collector examines the youngest generation. The hot path creates no cycles, so collections
+as frequent as Python's own would find nothing. A collection of 5,000 takes up to 9 ms if all of them are garbage, and nothing
+else runs meanwhile."""
 
 
 async def serve(config: Config) -> None:
@@ -38,7 +39,7 @@ async def serve(config: Config) -> None:
     raise_descriptor_limit()
     node = Node(config)
     gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 50)
+    gc.set_threshold(GC_THRESHOLD, 10, 1_000)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
