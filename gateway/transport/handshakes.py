@@ -84,13 +84,13 @@ class Handshakes:
         try:
             if is_proxied:
                 async with asyncio.timeout(self._limit_s):
-                    header = await read_header(loop, end)
+                    header = await read_header(loop, end, self._count.turns)
                 why = self._admission.admit_client(peer, client_of(header))
             if not why and sockets is not None:
                 tls = Tls(context) if context is not None else None
                 if tls is not None:
                     async with asyncio.timeout(self._limit_s):
-                        await tls.shake_hands(loop, end)
+                        await tls.shake_hands(loop, end, self._count.turns)
                 self._add(sockets, end, peer, tls)
             elif not why:
                 await loop.connect_accepted_socket(

@@ -25,7 +25,7 @@ from penstock.gateway.transport.unix_socket import UnixSocketFile
 from penstock.store.causer import is_local
 from penstock.store.options import KIB, HostPort
 
-ACCEPTED_PER_TURN: Final = 64
+ACCEPTED_PER_TURN: Final = 32
 """The maximum number of connections that a listener accepts in one turn of the loop. So a burst of thousands does not delay
 messages."""
 

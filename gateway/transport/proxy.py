@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Final
 
+from penstock.gateway.transport.turns import Turns
 from penstock.store.causer import plain_address
 
 V1: Final = b"PROXY "
@@ -100,7 +101,7 @@ def _client_v2(header: bytes) -> tuple[str, int] | None:
     return plain_address(str(address)), int(_PORTS.unpack_from(header, start + 2 * address_bytes)[0])
 
 
-async def read_header(loop: asyncio.AbstractEventLoop, end: socket.socket) -> bytes:
+async def read_header(loop: asyncio.AbstractEventLoop, end: socket.socket, turns: Turns) -> bytes:
     """Return the header from a non-blocking socket, and leave the bytes after it in the socket.
 
     The function peeks before it takes. While the header is incomplete, all bytes in the socket belong to it, so they are taken
@@ -112,6 +113,7 @@ async def read_header(loop: asyncio.AbstractEventLoop, end: socket.socket) -> by
     header = b""
     while True:
         await _readable(loop, end)
+        await turns.wait()
         try:
             ahead = end.recv(V2_BYTES_MAX, socket.MSG_PEEK)
         except BlockingIOError:

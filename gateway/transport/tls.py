@@ -8,6 +8,7 @@ import ssl
 from contextlib import suppress
 from typing import Final
 
+from penstock.gateway.transport.turns import Turns
 from penstock.store.options import KIB
 
 HANDSHAKE_READ_BYTES: Final = 16 * KIB
@@ -39,8 +40,8 @@ class Tls:
         """The number of received bytes that are not decrypted yet."""
         return self._incoming.pending
 
-    async def shake_hands(self, loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
-        """Do the handshake over a non-blocking socket.
+    async def shake_hands(self, loop: asyncio.AbstractEventLoop, end: socket.socket, turns: Turns) -> None:
+        """Do the handshake over a non-blocking socket, each step when it is its turn.
 
         Raises:
             ssl.SSLError: the client speaks no TLS, or none that the listener accepts. The client got a TLS alert.
@@ -55,6 +56,7 @@ class Tls:
                 if not data:
                     raise ConnectionResetError("the client closed the connection in its handshake") from None
                 self._incoming.write(data)
+                await turns.wait()
             except ssl.SSLError:
                 with suppress(OSError):
                     await loop.sock_sendall(end, self._outgoing.read())

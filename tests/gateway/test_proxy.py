@@ -19,6 +19,7 @@ from penstock.gateway.transport.admission import Admission, HandshakeCount
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.proxy import UNKNOWN, V2, ProxyHeaderInvalid, client_of, header_bytes, read_header
 from penstock.gateway.transport.sources import Sources
+from penstock.gateway.transport.turns import Turns
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.logins import REFUSED
@@ -73,7 +74,7 @@ async def test_exactly_the_header_is_taken_from_the_socket(name: str, piece_byte
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        reading = asyncio.create_task(read_header(asyncio.get_running_loop(), near))
+        reading = asyncio.create_task(read_header(asyncio.get_running_loop(), near, Turns(1)))
         data = header + b"what follows"
         for at in range(0, len(data), piece_bytes):
             far.send(data[at : at + piece_bytes])

@@ -15,6 +15,7 @@ from penstock.gateway.transport.certificates import Certificates
 from penstock.gateway.transport.sockets import HAS_TURNS
 from penstock.gateway.transport.tls import Tls
 from penstock.gateway.transport.tls_transport import TlsTransport
+from penstock.gateway.transport.turns import Turns
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect
@@ -95,7 +96,7 @@ async def begin(
     context.minimum_version = context.maximum_version = version
     near, end = stage.connect()
     far, tls = Far(end, context), Tls(Certificates(authority.listener("tls")).context)
-    await asyncio.gather(tls.shake_hands(asyncio.get_running_loop(), near), far.shake_hands())
+    await asyncio.gather(tls.shake_hands(asyncio.get_running_loop(), near, Turns(1)), far.shake_hands())
     stage.sockets.add(near, protocol, tls)
     assert isinstance(protocol.transport, TlsTransport)
     assert protocol.transport.get_extra_info("ssl_object").version() == version.name.replace("_", ".")

@@ -39,7 +39,7 @@ async def serve(config: Config) -> None:
     raise_descriptor_limit()
     node = Node(config)
     gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 10, 1_000)
+    gc.set_threshold(GC_THRESHOLD, 2, 5_000)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
