@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+
+import grpc
 
 from penstock.access.control import AccessControl
 from penstock.gateway.connection.connection import Connection
@@ -29,7 +30,7 @@ from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.store.ballast import release_ballast
 from penstock.store.commitlog import CommitLog
-from penstock.store.errors import DiskFull, IndexDamaged, StoreError
+from penstock.store.errors import DiskFull, IndexDamaged, RecordTooLarge, StoreError
 from penstock.store.files import FULL, make_directory
 from penstock.store.recovery import Recovery
 from penstock.store.rocksdb import Database
@@ -59,6 +60,13 @@ class Machine(NamedTuple):
 def mqtt_options(**changed: Any) -> GatewayOptions:
     """Return options of a gateway without listeners."""
     return GatewayOptions(plain="off", limits=LimitOptions(log_lines_per_s=0), sys_interval_s=0, **changed)
+
+
+def _may_end_a_call(error: BaseException) -> bool:
+    """Return whether clients may get an error for what they ask here, all of which is valid: what the node lacks, or lost."""
+    if isinstance(error, CallRefused):
+        return error.status is not grpc.StatusCode.INVALID_ARGUMENT
+    return isinstance(error, (StoreError, PopError, OSError)) and not isinstance(error, RecordTooLarge)
 
 
 class SimulatedSync:
@@ -380,8 +388,13 @@ class Process:
 
     def run_until(self, until_s: float) -> bool:
         """Run until a virtual time; return whether the process is alive then."""
-        with suppress(ProcessDead):
+        try:
             self.loop.run_until(until_s)
+        except ProcessDead:
+            pass
+        except Exception:
+            if self.status is None:
+                raise  # What a dead process raises, in memory that is gone, is nobody's concern.
         return self.status is None
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -407,8 +420,9 @@ class Process:
             self.calls -= 1
             if self.status is None and not task.cancelled():
                 error = task.exception()
-                if error is not None and not isinstance(error, (CallRefused, StoreError, PopError, OSError)):
+                if error is not None and not _may_end_a_call(error):
                     raise error
+                assert error is None or isinstance(error, Exception)
                 done(None if error is not None else task.result(), error)
 
         self.loop.create_task(work).add_done_callback(ended)

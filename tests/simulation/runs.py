@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import structlog
 
+from penstock.pop.core import scan
 from penstock.store import commitlog
 from tests.simulation.disk import ProcessDead
 from tests.simulation.mutations import MUTATIONS
@@ -26,6 +27,10 @@ from tests.simulation.world import World
 
 PORTION = 25
 """Seeds that a worker gets at a time."""
+
+SCAN_READS = 32
+"""Messages that one pop of a FIFO group reads at most. What is found is noted in one record, which must fit into a segment, and
+the segments are small here."""
 
 TRACE_LINES = 40
 """Lines of the trace that a failure shows."""
@@ -68,7 +73,10 @@ def prepare() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # coroutines of dead processes are never awaited
     sys.unraisablehook = _swallow
     setattr(commitlog, "Thread", InlineThread)  # noqa: B010 - the one thread that no constructor takes
-    setattr(asyncio.tasks._all_tasks, "add", _swallow)  # type: ignore[attr-defined]  # noqa: B010 - nobody asks for them
+    setattr(scan, "SCAN_READS_MAX", SCAN_READS)  # noqa: B010 - it is no option
+    all_tasks = getattr(asyncio.tasks, "_all_tasks", None)
+    if all_tasks is not None:  # Python 3.11 adds each task to it; nobody asks for them
+        all_tasks.add = _swallow
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -681,6 +681,7 @@ class World:
                 continue
             process.fuse = None
             self.process = process
+            self._steady_s = self.time.now_s + STEADY_S
             self._is_unnoted = False
             self.oracle.was_repaired |= self._relies_on_index and process.recovery.rebuilt
             with self.disk.all_readable():
@@ -709,11 +710,10 @@ class World:
         self.note("settles")
         least_s = self.time.now_s + self.random.choice((0.0, 0.0, 0.0, self._length.delay_ms_max / 1000 + 4))
         self._steady_s = self.time.now_s + STEADY_S
-        finish_s = self._steady_s if self.timers is not None and self.timers.stays else 0.0
         until_s, seconds, came = self.time.now_s + SETTLED_S, 0.1, self._number_that_came()
         while self.time.now_s < until_s and not self.oracle.was_repaired:
             self._drain()
-            if self.timers is not None and self.time.now_s >= finish_s:
+            if self.timers is not None and (self.time.now_s >= self._steady_s or not self.timers.stays):
                 self._finish(self.timers)
             self.pass_time(seconds)
             if self.time.now_s >= least_s and self._is_idle() and not self._is_any_missing():
