@@ -243,7 +243,7 @@ class Parent:
                     wake.recv(MESSAGE_BYTES_MAX)
                     self._reap()
                     continue
-                data, handles, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES_MAX, 2)
+                data, handles, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES_MAX, 3)
                 if not data:
                     self._end()
                     return
@@ -290,10 +290,10 @@ class Asked(TypedDict):
 
 
 def run(asked: Asked, handles: list[int]) -> None:
-    """Become a process of `penstock`: take over standard output and error, run the command, and exit."""
+    """Become a process of `penstock`: take over standard output, error and perhaps input, run the command, and exit."""
     from penstock.cli.main import main
 
-    for number, handle in enumerate(handles, 1):
+    for number, handle in zip((1, 2, 0), handles, strict=False):
         os.dup2(handle, number)
         os.close(handle)
     if "directory" in asked:

@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock import Client, PopError
 from tests.chaos.campaign import hide_mounts
 from tests.chaos.disk import Disk
+from tests.chaos.launching import Forks
 from tests.chaos.logfiles import segments
 from tests.chaos.nodeprocess import ServeProcess, run_command
 
@@ -35,7 +36,8 @@ class Scene:
         (directory / "config.toml").write_text(CONFIG)
         self.disk = Disk(directory)
         self.data_dir = self.disk.path / "data"
-        self.node = ServeProcess(self.data_dir, directory / "config.toml", directory / "log")
+        self.forks = Forks()
+        self.node = ServeProcess(self.data_dir, directory / "config.toml", directory / "log", self.forks)
         self.acked: list[int] = []
 
     async def up(self) -> None:
@@ -102,7 +104,7 @@ async def unreadable(scene: Scene) -> None:
     assert start.is_refusal, start
     assert path.name in start.said
     assert "can't be read" in start.said
-    status, said = await run_command("repair", "--data-dir", str(scene.data_dir))
+    status, said = await run_command("repair", "--data-dir", str(scene.data_dir), launcher=scene.forks)
     assert status == 0, said
     assert f"the disk can't read {PAGE} of them" in said, said
     await scene.up()
@@ -111,7 +113,7 @@ async def unreadable(scene: Scene) -> None:
     assert lost == list(range(lost[0], lost[-1] + 1))
     await scene.send(5)
     assert await scene.node.stop() == 0
-    assert (await run_command("repair", "--data-dir", str(scene.data_dir), "--dry-run"))[0] == 0
+    assert (await run_command("repair", "--data-dir", str(scene.data_dir), "--dry-run", launcher=scene.forks))[0] == 0
 
 
 SCENARIOS = {"failed-write": failed_write, "unreadable": unreadable}
@@ -124,6 +126,7 @@ async def main(name: str, directory: Path) -> None:
         await SCENARIOS[name](scene)
     finally:
         await scene.node.kill()
+        await scene.forks.close()
         await scene.disk.close()
 
 

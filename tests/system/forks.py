@@ -70,6 +70,7 @@ class Forks:
         self,
         arguments: Sequence[str],
         *,
+        stdin: int | None = None,
         stdout: int | None = None,
         stderr: int,
         directory: Path = ROOT,
@@ -79,6 +80,7 @@ class Forks:
 
         Args:
             arguments: of the command `penstock`.
+            stdin: a descriptor of standard input; None for an empty one.
             stdout: a descriptor that gets standard output; None for a pipe that the caller reads.
             stderr: a descriptor that gets standard error.
             directory: where the process runs.
@@ -92,7 +94,7 @@ class Forks:
         reading, writing = os.pipe() if stdout is None else (-1, stdout)
         try:
             with self._lock:
-                handles = array.array("i", [writing, stderr])
+                handles = array.array("i", [writing, stderr, *([] if stdin is None else [stdin])])
                 self._socket.sendmsg([json.dumps(asked).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handles)])
                 pid, ended = self._pids.get(timeout=START_S_MAX)
         finally:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.system.forks import ForkedProcess, forks
@@ -128,13 +129,20 @@ class NodeProcess:
             self._process.stdout.close()
 
 
-def run_penstock(*arguments: str, timeout_s: float = 100, anew: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a command of the command line, and return its result."""
+def run_penstock(
+    *arguments: str, text: str = "", timeout_s: float = 100, anew: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of the command line with `text` as its input, and return its result."""
     if anew or ANEW.intersection(arguments[:1]) or "LD_PRELOAD" in os.environ:
         command = [sys.executable, "-m", "penstock", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        process = forks().launch(arguments, stdout=stdout.fileno(), stderr=stderr.fileno(), environment=os.environ)
+        return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=timeout_s, check=False)
+    with ExitStack() as files:
+        stdin, stdout, stderr = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+        stdin.write(text)
+        stdin.seek(0)
+        process = forks().launch(
+            arguments, stdin=stdin.fileno(), stdout=stdout.fileno(), stderr=stderr.fileno(), environment=os.environ
+        )
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -12,10 +12,12 @@ from random import Random
 from typing import Any
 
 import orjson
+import pytest
 
 from penstock.store.index import CHECKPOINT
 from penstock.store.logreader import read_log
 from penstock.store.record import COPY_FIXED, Kind, decode
+from tests.chaos.launching import Forks
 from tests.chaos.ledger import Key, key_of
 from tests.chaos.nodeprocess import ServeProcess, run_command, spawn_command
 from tests.chaos.scene import Scene
@@ -26,10 +28,17 @@ WINDOW = 12
 """Maximum number of messages that a writer has under way. So far may a later one be stored before an earlier one."""
 
 
+@pytest.fixture
+async def forks() -> AsyncIterator[Forks]:
+    launcher = Forks()
+    yield launcher
+    await launcher.close()
+
+
 @asynccontextmanager
-async def load(directory: Path, seed: int, *, retention_bytes: int = 0) -> AsyncIterator[Scene]:
+async def load(directory: Path, seed: int, forks: Forks, *, retention_bytes: int = 0) -> AsyncIterator[Scene]:
     """Run a node with small segments and every kind of client."""
-    scene = Scene(directory, Random(seed))
+    scene = Scene(directory, Random(seed), forks)
     text = re.sub(
         r"^retention_bytes = .*", f"retention_bytes = {retention_bytes}", scene.config.read_text(), flags=re.MULTILINE
     )
@@ -41,9 +50,9 @@ async def load(directory: Path, seed: int, *, retention_bytes: int = 0) -> Async
         await scene.close()
 
 
-async def penstock(*arguments: str | Path) -> dict[str, Any]:
+async def penstock(forks: Forks, *arguments: str | Path) -> dict[str, Any]:
     """Run a command with `--json` that must succeed, and return what it prints."""
-    status, said = await run_command(*map(str, arguments), "--json")
+    status, said = await run_command(*map(str, arguments), "--json", launcher=forks)
     assert status == 0, said
     found: dict[str, Any] = orjson.loads(said.strip().splitlines()[-1])
     return found
@@ -77,71 +86,75 @@ def lost(expected: set[Key], data_dir: Path, *, has_retention: bool = False) -> 
     )
 
 
-async def test_three_backups_under_load_restore_to_what_was_acknowledged(tmp_path: Path) -> None:
+async def test_three_backups_under_load_restore_to_what_was_acknowledged(tmp_path: Path, forks: Forks) -> None:
     backup = tmp_path / "backup"
-    async with load(tmp_path, 3, retention_bytes=3 << 20) as scene:
+    async with load(tmp_path, 3, forks, retention_bytes=3 << 20) as scene:
         for number in range(3):
             await scene.under_load(1.0, 1.5)
             before = acked(scene)
-            summary = await penstock("backup", backup, "--data-dir", scene.data_dir)
+            summary = await penstock(forks, "backup", backup, "--data-dir", scene.data_dir)
             restored = tmp_path / f"restored{number}"
-            assert (await penstock("restore", backup, restored))["durable"] == summary["durable"]
+            assert (await penstock(forks, "restore", backup, restored))["durable"] == summary["durable"]
             assert lost(before, restored, has_retention=summary["start"] > 0) == []
             found, _ = stored_in(restored)
             assert found <= set(scene.ledger.publications)
             assert len(found) > 100
-        verified = await penstock("verify", backup)
+        verified = await penstock(forks, "verify", backup)
         assert (verified["good"], verified["end"]) == (True, summary["durable"])
-    again = ServeProcess(restored, scene.config, tmp_path / "again.log")
+    again = ServeProcess(restored, scene.config, tmp_path / "again.log", forks)
     assert (await again.start()).is_ready
     assert await again.stop() == 0
     recovered = next(
         line for line in map(orjson.loads, again.log.read_text().splitlines()) if line["event"] == "store.recovered"
     )
     assert (recovered["index_rebuilt"], recovered["torn_bytes"]) == (False, 0)
-    assert (await penstock("verify", restored))["good"]
+    assert (await penstock(forks, "verify", restored))["good"]
 
 
-async def test_kill_9_of_a_backup_leaves_the_one_before_and_ends_its_hold(tmp_path: Path) -> None:
+async def test_kill_9_of_a_backup_leaves_the_one_before_and_ends_its_hold(tmp_path: Path, forks: Forks) -> None:
     backup = tmp_path / "backup"
     random = Random(11)
-    async with load(tmp_path, 4) as scene:
+    async with load(tmp_path, 4, forks) as scene:
         await scene.under_load(1.0, 1.2)
-        durable = (await penstock("backup", backup, "--data-dir", scene.data_dir))["durable"]
+        durable = (await penstock(forks, "backup", backup, "--data-dir", scene.data_dir))["durable"]
         for number in range(2):
-            process = await spawn_command("backup", str(backup), "--data-dir", str(scene.data_dir), "--mib-per-s", "3")
+            process = await spawn_command(
+                "backup", str(backup), "--data-dir", str(scene.data_dir), "--mib-per-s", "3", launcher=forks
+            )
             await asyncio.sleep(random.uniform(0.3, 1.5))
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
             await process.wait()
             before = acked(scene)
-            restored = await penstock("restore", backup, tmp_path / f"restored{number}")
+            restored = await penstock(forks, "restore", backup, tmp_path / f"restored{number}")
             assert restored["durable"] >= durable
             durable = restored["durable"]
-        durable = (await penstock("backup", backup, "--data-dir", scene.data_dir))["durable"]
-        assert (await penstock("verify", backup))["end"] == durable
-        await penstock("restore", backup, tmp_path / "last")
+        durable = (await penstock(forks, "backup", backup, "--data-dir", scene.data_dir))["durable"]
+        assert (await penstock(forks, "verify", backup))["end"] == durable
+        await penstock(forks, "restore", backup, tmp_path / "last")
         assert lost(before, tmp_path / "last") == []
 
 
-async def test_kill_9_of_the_node_during_a_backup_leaves_the_one_before(tmp_path: Path) -> None:
+async def test_kill_9_of_the_node_during_a_backup_leaves_the_one_before(tmp_path: Path, forks: Forks) -> None:
     backup = tmp_path / "backup"
-    async with load(tmp_path, 5) as scene:
+    async with load(tmp_path, 5, forks) as scene:
         await scene.under_load(1.0, 1.2)
-        durable = (await penstock("backup", backup, "--data-dir", scene.data_dir))["durable"]
-        running = asyncio.create_task(run_command("backup", str(backup), "--data-dir", str(scene.data_dir), "--mib-per-s", "1"))
+        durable = (await penstock(forks, "backup", backup, "--data-dir", scene.data_dir))["durable"]
+        running = asyncio.create_task(
+            run_command("backup", str(backup), "--data-dir", str(scene.data_dir), "--mib-per-s", "1", launcher=forks)
+        )
         await until(lambda: (scene.data_dir / CHECKPOINT).exists() or running.done())
         await scene.node.kill()
         await scene.load.disconnect()
         status, said = await running
-        restored = await penstock("restore", backup, tmp_path / "restored")
+        restored = await penstock(forks, "restore", backup, tmp_path / "restored")
         if status:  # otherwise the backup was faster than the kill
             assert "no node listens" in said or "has ended the connection" in said or "gave no answer" in said
             assert restored["durable"] == durable
         await scene.up()
         assert not (scene.data_dir / CHECKPOINT).exists()
-        durable = (await penstock("backup", backup, "--data-dir", scene.data_dir))["durable"]
-        assert (await penstock("verify", backup))["end"] == durable
+        durable = (await penstock(forks, "backup", backup, "--data-dir", scene.data_dir))["durable"]
+        assert (await penstock(forks, "verify", backup))["end"] == durable
 
 
 def test_node_and_command_may_know_the_data_directory_by_different_paths(tmp_path: Path) -> None:

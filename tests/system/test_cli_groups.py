@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
-from tests.system.processes import ROOT, NodeProcess
+from tests.system.processes import NodeProcess, run_penstock
 
 
 @pytest.fixture
@@ -22,10 +21,8 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def run(node: NodeProcess, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", *arguments]
-    if arguments[0] != "inspect":
-        command += ["--pop", node.addresses["pop"]]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, input=text)
+    address = () if arguments[0] == "inspect" else ("--pop", node.addresses["pop"])
+    return run_penstock(*arguments, *address, text=text)
 
 
 def rows(ended: subprocess.CompletedProcess[str]) -> list[dict]:

@@ -19,7 +19,7 @@ run_penstock = partial(processes.run_penstock, anew=True)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeProcess]:
+def node_anew(tmp_path: Path) -> Iterator[NodeProcess]:
     process = NodeProcess(tmp_path / "data", anew=True)
     yield process
     process.close()
@@ -30,24 +30,24 @@ def _get(node: NodeProcess, path: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
 
 
-def test_the_ready_line_names_the_addresses_really_listened_on(node: NodeProcess) -> None:
-    node.start()
-    assert set(node.addresses) == {"mqtt", "pop", "admin", "data"}
-    assert all(node.port(name) > 0 for name in ("mqtt", "pop", "admin"))
-    assert node.addresses["data"] == str(node.data_dir)
-    assert _get(node, "/readyz")[0] == 200
-    assert b"penstock_messages_stored_total 0.0" in _get(node, "/metrics")[1]
+def test_the_ready_line_names_the_addresses_really_listened_on(node_anew: NodeProcess) -> None:
+    node_anew.start()
+    assert set(node_anew.addresses) == {"mqtt", "pop", "admin", "data"}
+    assert all(node_anew.port(name) > 0 for name in ("mqtt", "pop", "admin"))
+    assert node_anew.addresses["data"] == str(node_anew.data_dir)
+    assert _get(node_anew, "/readyz")[0] == 200
+    assert b"penstock_messages_stored_total 0.0" in _get(node_anew, "/metrics")[1]
 
 
-def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node: NodeProcess) -> None:
-    node.start()
-    address = node.addresses["mqtt"]
+def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node_anew: NodeProcess) -> None:
+    node_anew.start()
+    address = node_anew.addresses["mqtt"]
     assert run_penstock("pub", "a/b", "kept", "--mqtt", address).returncode == 0
-    assert node.stop() == 0
-    node.start()
-    state = json.loads(_get(node, "/api/v1/state")[1])
+    assert node_anew.stop() == 0
+    node_anew.start()
+    state = json.loads(_get(node_anew, "/api/v1/state")[1])
     assert state["log"]["replayed_at_start"] == 0, "an orderly end leaves nothing to replay"
-    popped = run_penstock("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json")
+    popped = run_penstock("pop", "a/#", "--group", "g", "--pop", node_anew.addresses["pop"], "--json")
     assert json.loads(popped.stdout)["body"] == "kept"
 
 
