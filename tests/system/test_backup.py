@@ -140,6 +140,7 @@ async def test_kill_9_of_the_node_during_a_backup_leaves_the_one_before(tmp_path
     async with load(tmp_path, 5, forks) as scene:
         await scene.under_load(1.0, 1.2)
         durable = (await penstock(forks, "backup", backup, "--data-dir", scene.data_dir))["durable"]
+        await until(lambda: not (scene.data_dir / CHECKPOINT).exists())  # The node deletes it after the command's end.
         running = asyncio.create_task(
             run_command("backup", str(backup), "--data-dir", str(scene.data_dir), "--mib-per-s", "1", launcher=forks)
         )
