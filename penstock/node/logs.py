@@ -10,7 +10,7 @@ import io
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import orjson
 import structlog
@@ -20,6 +20,9 @@ from penstock.store.printable import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
+
+_GRPC: Final = "grpc._cython.cygrpc"
+"""The logger of gRPC."""
 
 _OF_LINES = frozenset(("exception", "stack"))
 """Values that have several lines."""
@@ -58,6 +61,15 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
         )
     )
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger(_GRPC).addFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return whether an event of gRPC is worth a line. A connection that ends while it is written to is everyday life.
+
+    gRPC writes a traceback for each call of such a connection, so any caller could fill the log.
+    """
+    return not (isinstance(record.msg, str) and record.msg.startswith("ExecuteBatchError"))
 
 
 def _escape(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from penstock.pop.core.acking import Acknowledger
 from penstock.pop.core.admin import GroupAdmin
@@ -31,11 +32,15 @@ from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.revival import Revival
 from penstock.pop.core.settling import Settlement
 from penstock.pop.core.state import PopState
+from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.core.visibility import Visibility
 from penstock.pop.options import PopOptions
 from penstock.store.part import Part
 from penstock.store.store import Store
 from penstock.timer.options import TimerOptions
+
+UNSYNCED_PARTS: Final = 4
+"""Which part of `pop.responses_bytes_max` messages may take that wait for the sync of their checkpoint."""
 
 
 class PopCore:
@@ -65,7 +70,9 @@ class PopCore:
         records = GroupRecords(store, state, self.counters, traces)
         self.groups = Groups(state, store.queues, records, options, store.ledger)
         popper = Popper(store, state, records, self.counters, traces)
-        self.polls = LongPolls(popper, store.space, options, self.counters)
+        self.unsynced = Unsynced(store.when_durable, options.responses_bytes_max // UNSYNCED_PARTS)
+        """Room for messages that were handed out and wait for the sync of their checkpoint."""
+        self.polls = LongPolls(popper, store.space, options, self.counters, self.unsynced)
         serve = self.polls.serve
         self.admin = GroupAdmin(store, state, self.groups, records, serve, options)
         self.dead_letter_admin = DeadLetterAdmin(store, state, records, serve)

@@ -80,6 +80,7 @@ class ConsumerGroup:
         "scanned",
         "set_back",
         "settings",
+        "waits_for_room",
         "watcher",
     )
 
@@ -124,6 +125,8 @@ class ConsumerGroup:
         """True if a pop begins with retries, if there are any."""
         self.polls: deque[Poll] = deque()
         """Polls that wait, oldest first."""
+        self.waits_for_room = False
+        """True while its polls wait until their caller has room for more messages."""
         self.scan_scheduled = False
         """True while another scan of its queue is scheduled."""
         self.attempt_ids: dict[str, int] = {}

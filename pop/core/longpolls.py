@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.counters import PopCounters
@@ -12,6 +13,7 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import PARKED_MAX
 from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.core.popping import Popper
+from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
 from penstock.store.space import Level, Space
@@ -25,10 +27,12 @@ class LongPolls:
         space: tells whether the disk is full.
         options: bounds.
         counters: counts refused polls.
+        unsynced: room for what is handed out.
     """
 
-    def __init__(self, popper: Popper, space: Space, options: PopOptions, counters: PopCounters) -> None:
+    def __init__(self, popper: Popper, space: Space, options: PopOptions, counters: PopCounters, unsynced: Unsynced) -> None:
         self._popper = popper
+        self._unsynced = unsynced
         self._space = space
         self._options = options
         self._counters = counters
@@ -52,10 +56,12 @@ class LongPolls:
         wait_ms: int,
         attempt_id: str = "",
         in_order_max: int = 1,
+        caller: Hashable | None = None,
     ) -> PopResult | None:
         """Pop from the first of `groups` that has messages; wait up to `wait_ms` for the first message.
 
-        A call that is cancelled takes no messages.
+        A call that is cancelled takes no messages. `caller` is whose call it is: one that has much that is not synced yet waits
+        for a sync first.
 
         Raises:
             Overloaded: `pop.waiters_max` polls are waiting already.
@@ -64,15 +70,15 @@ class LongPolls:
         in_turn = groups if len(groups) == 1 else sorted(groups, key=lambda group: attempt_id not in group.attempt_ids)
         for group in in_turn:
             if not group.polls or attempt_id in group.attempt_ids:
-                result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
+                result = await self._pop(group, messages_max, invisible_ms, attempt_id, in_order_max, caller)
                 while result is None and wait_ms <= 0 and self._may_scan_further(group):
                     await asyncio.sleep(0)
-                    result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
+                    result = await self._pop(group, messages_max, invisible_ms, attempt_id, in_order_max, caller)
                 if result is not None:
                     return result
         if wait_ms <= 0 or not groups:
             return None
-        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id, in_order_max)
+        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id, in_order_max, caller)
         self.add(poll, *groups)
         try:
             await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
@@ -83,6 +89,27 @@ class LongPolls:
         finally:
             self.remove(poll, *groups)
         return poll.future.result() if poll.future.done() else None
+
+    async def _pop(
+        self,
+        group: ConsumerGroup,
+        messages_max: int,
+        invisible_ms: int,
+        attempt_id: str,
+        in_order_max: int,
+        caller: Hashable | None,
+    ) -> PopResult | None:
+        """Pop when the caller has room for what it gets."""
+        if caller is None or self._unsynced.fits(caller):
+            result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
+            if result is not None:
+                self._unsynced.add(caller, result.size)
+            return result
+        async with self._unsynced.room(caller):
+            result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
+            if result is not None:
+                self._unsynced.add(caller, result.size)
+            return result
 
     def add(self, poll: Poll, *groups: ConsumerGroup) -> None:
         """Let a poll wait for messages of one or more groups; its future gets the result.
@@ -110,17 +137,31 @@ class LongPolls:
                 group.polls.remove(poll)
 
     def serve(self, group: ConsumerGroup) -> None:
-        """Hand out the visible messages of a group to its polls, oldest first."""
+        """Hand out the visible messages of a group to its polls, oldest first. They may have to wait for room."""
+        if not group.waits_for_room:
+            self._serve(group, None)
+
+    def _serve(self, group: ConsumerGroup, granted: Hashable | None) -> None:
+        """Serve the polls of a group. One of the caller `granted` may have its batch without asking for room."""
+        group.waits_for_room = False
+        unsynced = self._unsynced
         while group.polls and group.visible > 0:
             poll = group.polls[0]
             if poll.future.done():  # another of its groups has served it in this turn of the loop
                 group.polls.popleft()
                 continue
+            caller = poll.caller
+            if caller is not None and caller != granted and not unsynced.fits(caller):
+                group.waits_for_room = True
+                unsynced.when_room(caller, partial(self._serve, group, caller))
+                return
+            granted = None
             result = self._popper.pop(group, poll.messages_max, poll.invisible_ms, poll.attempt_id, poll.in_order_max)
             if result is None:
                 self._scan_further(group)
                 return
             group.polls.popleft()
+            unsynced.add(caller, result.size)
             poll.future.set_result(result)
 
     def requeue(self, checkpoint: Checkpoint) -> None:

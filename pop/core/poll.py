@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from penstock.pop.core.checkpoint import Checkpoint
@@ -14,10 +15,17 @@ class PopResult(NamedTuple):
     Parameters:
         checkpoint: the deliveries.
         records: the record of each delivery's message; None if it can't be read, or has expired, or its delivery is over.
+        size: bytes of the records.
     """
 
     checkpoint: Checkpoint
     records: list[bytes | None]
+    size: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, records: list[bytes | None]) -> PopResult:
+        """Return the result with these deliveries and records."""
+        return cls(checkpoint, records, sum(map(len, filter(None, records))))
 
 
 class Poll:
@@ -29,9 +37,10 @@ class Poll:
         invisible_ms: how long the messages are invisible then.
         attempt_id: of the call; empty if it gave none.
         in_order_max: how many messages of one message group the call wants at most from a FIFO group.
+        caller: whose call it is, see `Unsynced`.
     """
 
-    __slots__ = ("attempt_id", "future", "in_order_max", "invisible_ms", "messages_max")
+    __slots__ = ("attempt_id", "caller", "future", "in_order_max", "invisible_ms", "messages_max")
 
     def __init__(
         self,
@@ -40,7 +49,9 @@ class Poll:
         invisible_ms: int,
         attempt_id: str = "",
         in_order_max: int = 1,
+        caller: Hashable | None = None,
     ) -> None:
+        self.caller = caller
         self.future = future
         self.messages_max = messages_max
         self.invisible_ms = invisible_ms

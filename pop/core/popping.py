@@ -141,7 +141,7 @@ class Popper:
         self._ack_expired(group, checkpoint, records)
         if self._traces is not None:
             self._traces.handed_out(group, checkpoint, records)
-        return PopResult(checkpoint, records)
+        return PopResult.of(checkpoint, records)
 
     def _read_selected(self, selection: Selection) -> list[bytes | None]:
         """Return the records of the selected messages. This is on the hot path; the checksum takes half of the time."""
@@ -215,7 +215,7 @@ class Popper:
             self._records.read(entry.position, entry.size) if index in open_indexes else None
             for index, entry in enumerate(checkpoint.entries())
         ]
-        return PopResult(checkpoint, records)
+        return PopResult.of(checkpoint, records)
 
 
 def check_attempt_id(attempt_id: str) -> str:

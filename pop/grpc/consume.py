@@ -15,6 +15,7 @@ from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import PopError, RequestInvalid
 from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, AckReport, ConsumeStream
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
+from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.grpc.responses import PopResponses
 from penstock.pop.grpc.status import ACK_STATUS, Context, refusal
 from penstock.pop.grpc.wire import serialize
@@ -92,7 +93,8 @@ class ConsumeMethods:
         batch_max = bounded("batch_max", request.batch_max, options.messages_default)
         asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
         start = start_of(request.start, request.start_at_ms)
-        group = self._groups.get_or_create(request.group, request.filter, start, causer_of_call())
+        causer = causer_of_call()
+        group = self._groups.get_or_create(request.group, request.filter, start, causer)
         return ConsumeStream(
             self._core,
             self._store.when_durable,
@@ -101,6 +103,8 @@ class ConsumeMethods:
             credits=credits,
             batch_max=min(batch_max, options.messages_max),
             invisible_ms=asked_ms or group.invisible_ms,
+            caller=causer,
+            kept=kept_by_call(),
         )
 
     def _join(self, outbox: deque[PopResult | AckReport]) -> tuple[bytes, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.errors import PopError
+from penstock.pop.grpc.responsebytes import Kept
 
 CREDITS_DEFAULT = 1024
 CREDITS_MAX = 1_000_000
@@ -31,6 +32,9 @@ synced, sent and acknowledged while the stream pops the others."""
 UNSENT_BYTES_MAX = 3 * 1024 * 1024
 """Bytes of messages and reports that a stream holds for a client that does not read them. From there on it pops no more, and
 reads no more requests."""
+
+STATED_STEP = 64 * 1024
+"""Bytes by which what a stream keeps must change before it is counted anew."""
 
 ENTRY_BYTES = 100
 """What an entry of a report counts at most, with its handle."""
@@ -64,6 +68,8 @@ class ConsumeStream:
         credits: maximum number of deliveries that are open at a time.
         batch_max: messages popped at a time.
         invisible_ms: how long each message is invisible.
+        caller: whose stream it is, see `Unsynced`.
+        kept: is told how many bytes the stream keeps.
     """
 
     def __init__(
@@ -76,8 +82,15 @@ class ConsumeStream:
         credits: int,
         batch_max: int,
         invisible_ms: int,
+        caller: Hashable | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self._core = core
+        self._kept = kept
+        self._stated = 0
+        """Bytes that `kept` was told last."""
+        self._unsynced = core.unsynced
+        self._caller = caller
         self._polls = core.polls
         self._open_checkpoints = core.checkpoints
         self._when_durable = when_durable
@@ -94,7 +107,7 @@ class ConsumeStream:
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
         self._continues = False
-        """True while `pop_more` is scheduled to continue in the next turn of the loop."""
+        """True while `pop_more` is scheduled to continue: in the next turn of the loop, or when its caller has room."""
         self._acked = 0
         self.failure: PopError | None = None
         """The error that ended the stream."""
@@ -108,15 +121,23 @@ class ConsumeStream:
 
     # --- popping ----------------------------------------------------------------------------------------------------
 
-    def pop_more(self) -> None:
-        """Pop as many messages as the credits allow; if none is visible, wait for the next."""
-        core, group = self._core, self._group
+    def pop_more(self, *, granted: bool = False) -> None:
+        """Pop as many messages as the credits allow; if none is visible, wait for the next.
+
+        `granted` tells that the caller has been given room for one batch.
+        """
+        core, group, unsynced, caller = self._core, self._group, self._unsynced, self._caller
         left = POPPED_PER_TURN
         while not (self._ended or self._continues or self._is_full) and self._poll is None and self.failure is None:
             room = min(self._credits - self._outstanding, self._batch_max)
             if room <= 0:
                 self._recount_later()
                 return
+            if caller is not None and not granted and not unsynced.fits(caller):
+                self._continues = True
+                unsynced.when_room(caller, partial(self._continue, granted=True))
+                return
+            granted = False
             try:
                 result = core.pop(group, room, self._invisible_ms) if not group.polls else None
             except PopError as error:
@@ -125,6 +146,7 @@ class ConsumeStream:
             if result is None:
                 self._wait(room)
                 return
+            unsynced.add(caller, result.size)
             self._deliver(result)
             left -= result.checkpoint.count
             # Expired messages take no credits, so a backlog of them must not keep others from their turn either.
@@ -132,12 +154,12 @@ class ConsumeStream:
                 self._continues = True
                 asyncio.get_running_loop().call_soon(self._continue)
 
-    def _continue(self) -> None:
+    def _continue(self, *, granted: bool = False) -> None:
         self._continues = False
-        self.pop_more()
+        self.pop_more(granted=granted)
 
     def _wait(self, room: int) -> None:
-        poll = Poll(asyncio.get_running_loop().create_future(), room, self._invisible_ms)
+        poll = Poll(asyncio.get_running_loop().create_future(), room, self._invisible_ms, caller=self._caller)
         try:
             self._polls.add(poll, self._group)
         except PopError as error:
@@ -173,8 +195,14 @@ class ConsumeStream:
         checkpoint = result.checkpoint
         self._checkpoints[checkpoint.position] = checkpoint
         self._outstanding += checkpoint.open.bit_count()
-        self._unsent += _bytes_of(result)
+        self._change_unsent(result.size)
         self._when_durable(partial(self._put_durable, result))
+
+    def _change_unsent(self, change: int) -> None:
+        self._unsent += change
+        if self._kept is not None and abs(self._unsent - self._stated) >= STATED_STEP:
+            self._stated = self._unsent
+            self._kept.resize(self._unsent)
 
     def _put_durable(self, item: PopResult | AckReport) -> None:
         if not self._ended:
@@ -199,7 +227,7 @@ class ConsumeStream:
         """Take the first item out of the outbox, and return it: it was sent."""
         item = self.outbox.popleft()
         was_full = self._is_full
-        self._unsent -= _bytes_of(item)
+        self._change_unsent(-_bytes_of(item))
         if was_full and not self._is_full:
             self._room.set()
             self.pop_more()
@@ -236,7 +264,7 @@ class ConsumeStream:
         if len(self._checkpoints) > 2 * self._outstanding + 64:
             self._recount()
         report = AckReport(self._acked, refused, changed)
-        self._unsent += _bytes_of(report)
+        self._change_unsent(_bytes_of(report))
         self._when_durable(partial(self._put_durable, report))
         self.pop_more()
 
@@ -279,5 +307,5 @@ class ConsumeStream:
 
 def _bytes_of(item: PopResult | AckReport) -> int:
     if isinstance(item, PopResult):
-        return sum(len(record) for record in item.records if record is not None)
+        return item.size
     return ENTRY_BYTES * (1 + len(item.refused) + len(item.changed))

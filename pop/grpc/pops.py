@@ -45,7 +45,8 @@ class PopMethods:
         attempt_id = check_attempt_id(request.attempt_id)
         acks = list(request.acks)
         check_count("acknowledge handles", acks)
-        group = self._groups.get_or_create(request.group, request.filter, start, causer_of_call())
+        causer = causer_of_call()
+        group = self._groups.get_or_create(request.group, request.filter, start, causer)
         outcomes = core.ack(group.name, acks) if acks else []
         result = await core.long_poll(
             (group,),
@@ -54,6 +55,7 @@ class PopMethods:
             0 if acks else wait_ms,  # a call that waits would tell what came of its acks only with the next message
             attempt_id,
             in_order_max,
+            causer,
         )
         if result is None and not acks:
             return b""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator
 from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import grpc
@@ -28,14 +29,51 @@ ENDING_PERCENT: Final = 75
 
 
 class _Unread:
-    """A response that its caller has not read."""
+    """A response that its caller has not read, or what a stream keeps for it."""
 
-    __slots__ = ("caller", "peer", "size")
+    __slots__ = ("caller", "is_ended", "peer", "size")
 
     def __init__(self, caller: Hashable, peer: str, size: int) -> None:
         self.caller = caller
         self.peer = peer
         self.size = size
+        self.is_ended = False
+        """True once its connection is being closed."""
+
+
+class Kept:
+    """What a stream of responses keeps for its caller: the response that it sends, and those that come after it.
+
+    Parameters:
+        responses: counts it.
+        context: of the call.
+    """
+
+    def __init__(self, responses: ResponseBytes, context: Any) -> None:
+        self._responses = responses
+        self._context = context
+        self._unread: _Unread | None = None
+        self.size = 0
+        """Bytes that count."""
+
+    def resize(self, size: int) -> None:
+        """State how many bytes the stream keeps now."""
+        self.size = size if size >= COUNTED_FROM else 0
+        unread = self._unread
+        if unread is not None:
+            self._responses.resize(unread, self.size)
+            if not self.size:
+                self._unread = None
+        elif self.size:
+            self._unread = self._responses.add(_caller_of(self._context), self._context.peer(), self.size)
+
+
+_KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)
+
+
+def kept_by_call() -> Kept | None:
+    """Return what the present call keeps; None outside of a stream of responses that is served by gRPC."""
+    return _KEPT.get()
 
 
 class ResponseBytes:
@@ -87,6 +125,7 @@ class ResponseBytes:
             peers.add(oldest.peer)
             for unread in [each for each in self._unread[most] if each.peer == oldest.peer]:
                 self.remove(unread)
+                unread.is_ended = True
         self.ended += len(peers)
         logger.warning(
             "grpc.unread", connections=len(peers), why="callers did not read their responses: pop.responses_bytes_max"
@@ -106,6 +145,20 @@ class ResponseBytes:
         if not of_caller:
             del self._unread[unread.caller], self._bytes[unread.caller]
 
+    def resize(self, unread: _Unread, size: int) -> None:
+        """Change the size of what is not read; 0 removes it. If its connection is being closed, it counts no more."""
+        if unread.is_ended:
+            return
+        if not size:
+            self.remove(unread)
+            return
+        grown = size - unread.size
+        unread.size = size
+        self._bytes[unread.caller] += grown
+        self.used += grown
+        if self.used > self._all_max:
+            self._make_room()
+
     def _unary(self, serve: Any) -> Any:
         async def called(request: Any, context: Any) -> Any:
             response = await serve(request, context)
@@ -119,10 +172,15 @@ class ResponseBytes:
 
     def _stream(self, serve: Any) -> Any:
         async def called(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with aclosing(serve(request, context)) as responses:
-                async for response in responses:
-                    with self._during(context, _size_of(response)):
-                        yield response  # returns when gRPC can take the next response
+            kept = Kept(self, context)
+            _KEPT.set(kept)
+            try:
+                async with aclosing(serve(request, context)) as responses:
+                    async for response in responses:
+                        with self._during(context, 0 if kept.size else _size_of(response)):
+                            yield response  # returns when gRPC can take the next response
+            finally:
+                kept.resize(0)
 
         return called
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.poll import PopResult
@@ -95,7 +96,8 @@ class LiteTopics:
                 client.turn = (client.turn + 1) % len(groups)
                 groups = groups[client.turn :] + groups[: client.turn]
             try:
-                popped = await self._core.long_poll(groups, count, invisible_ms, min(remaining_ms, POLL_SLICE_MS), attempt_id)
+                slice_ms = min(remaining_ms, POLL_SLICE_MS)
+                popped = await self._core.long_poll(groups, count, invisible_ms, slice_ms, attempt_id, caller=causer_of_call())
             except GroupUnknown:
                 continue  # A group was deleted while the poll waited. Poll the others.
             if popped is not None or remaining_ms <= 0:

@@ -22,6 +22,7 @@ from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.popping import expires_at_ms_of
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import GroupUnknown, Overloaded
+from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers, Context, answered, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient
@@ -44,6 +45,11 @@ class _Pulled(NamedTuple):
 
     messages: list[tuple[Entry, bytes]]
     next_offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages."""
+        return sum(len(data) for _, data in self.messages)
 
 
 class PullConsumers:
@@ -117,6 +123,8 @@ class PullConsumers:
         except Exception as error:  # The response states each error. `code_of` logs an unforeseen one.
             raise CallRefused(response=response(status=status_of(error))) from error
         if messages:
+            if (kept := kept_by_call()) is not None:
+                kept.resize(pulled.size)
             yield response(status=status())
         else:
             yield response(status=status(Code.MESSAGE_NOT_FOUND, "there is no message from this offset on now"))
@@ -139,6 +147,7 @@ class PullConsumers:
             )
         expression = compile_expression(*expression_of(request.filter_expression))
         count = min(request.batch_size, self._options.messages_max)
+        caller, unsynced = causer_of_call(), self._core.unsynced
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + wait_ms_of(request, context, self._options) / 1000
         arrived = asyncio.Event()
@@ -153,7 +162,9 @@ class PullConsumers:
         try:
             while True:
                 arrived.clear()
-                pulled = self._read(group, offset, count, expression)
+                async with unsynced.room(caller):
+                    pulled = self._read(group, offset, count, expression)
+                    unsynced.add(caller, pulled.size)
                 if pulled.messages or loop.time() >= ends_s:
                     return pulled
                 if pulled.next_offset > offset:

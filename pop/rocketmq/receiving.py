@@ -17,6 +17,7 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import check_attempt_id
 from penstock.pop.core.settings import GroupSettings
+from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient
@@ -93,6 +94,8 @@ class MessageReceiver:
                 written = True
                 yield response(status=status(Code.MESSAGE_NOT_FOUND, "there is no visible message now"))
                 return
+            if popped is not None and (kept := kept_by_call()) is not None:
+                kept.resize(popped.size)
             yield response(status=status())
             for message in messages:
                 yield response(message=message)
@@ -125,7 +128,9 @@ class MessageReceiver:
             return popped, topic_filter
         check_permitted(POP, topic_filter)
         group = self._group(client, name, topic_filter, wanted)
-        return await self._core.long_poll((group,), count, asked_ms or group.invisible_ms, wait_ms, attempt_id), ""
+        invisible_ms = asked_ms or group.invisible_ms
+        caller = causer_of_call()
+        return await self._core.long_poll((group,), count, invisible_ms, wait_ms, attempt_id, caller=caller), ""
 
     def _group(
         self, client: ConnectedClient, name: str, topic_filter: str, wanted: tuple[str, ExpressionType]

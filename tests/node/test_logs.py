@@ -42,6 +42,19 @@ def test_events_of_libraries_come_in_the_same_format() -> None:
     assert (event["event"], event["level"], event["logger"]) == ("2 plugins", "warning", "amqtt.plugins")
 
 
+def test_a_connection_that_ends_while_grpc_writes_to_it_is_no_error() -> None:
+    stream = io.StringIO()
+    configure_logging(LogOptions(format="json"), stream)
+    grpc_logger = logging.getLogger("grpc._cython.cygrpc")
+    try:
+        raise RuntimeError('Failed "execute_batch"')
+    except RuntimeError:
+        grpc_logger.exception("ExecuteBatchError raised in core by servicer method [%s]", "/penstock.pop.v1.PopService/Consume")
+        assert stream.getvalue() == ""
+        grpc_logger.exception("Unexpected [%s] raised by servicer method [%s]", "RuntimeError", "/x")
+    assert json.loads(stream.getvalue())["event"] == "Unexpected [RuntimeError] raised by servicer method [/x]"
+
+
 def test_events_below_the_level_are_not_logged() -> None:
     stream = io.StringIO()
     configure_logging(LogOptions(level="warning"), stream)

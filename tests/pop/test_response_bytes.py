@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,59 +15,10 @@ from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream
 from penstock.pop.grpc.peersockets import shut_down
 from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.pop.options import PopOptions
-from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import MIB
+from tests.pop.unreading import Unreading
 from tests.pop.wiring import FILTER, TOPIC, Node, Parts
 from tests.waiting import until
-
-HEADERS, DATA, SETTINGS, END_HEADERS, END_STREAM = 1, 0, 4, 4, 1
-INITIAL_WINDOW_SIZE = 4
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Return a frame of HTTP/2 (RFC 9113, 4.1)."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def field(name: bytes, value: bytes) -> bytes:
-    """Return a field as a literal without indexing (RFC 7541, 6.2.2)."""
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-class Unreading:
-    """A connection of HTTP/2 whose window lets no byte of a response through."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self._stream = 1
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, 0)))
-
-    @classmethod
-    async def to(cls, node: Node) -> Unreading:
-        return cls(*await asyncio.open_connection("127.0.0.1", node.port))
-
-    def pop(self, group: str) -> None:
-        """Pop three messages of about a MiB."""
-        request = pb.PopRequest(group=group, filter=FILTER, messages_max=3).SerializeToString()
-        # :method POST and :scheme http are fields 3 and 6 of the static table.
-        fields = (b":path", b"/penstock.pop.v1.PopService/Pop"), (b":authority", b"x"), (b"te", b"trailers")
-        block = b"\x83\x86" + b"".join(field(*each) for each in (*fields, (b"content-type", b"application/grpc")))
-        body = b"\0" + struct.pack(">I", len(request)) + request
-        self.writer.write(frame(HEADERS, END_HEADERS, self._stream, block) + frame(DATA, END_STREAM, self._stream, body))
-        self._stream += 2
-
-    async def ended(self) -> None:
-        """Return when the node has closed the connection."""
-        async with asyncio.timeout(60):
-            try:
-                while await self.reader.read(65_536):
-                    pass
-            except ConnectionError:
-                pass
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 def publish(node: Parts, count: int) -> None:
@@ -85,13 +35,14 @@ async def test_a_caller_that_reads_no_responses_loses_its_connection_and_others_
         publish(node, 3)
         assert node._server is not None
         responses = node._server.responses
-        unreading = await Unreading.to(node)
+        unreading = await Unreading.to(node.port)
         for number in range(6):
-            unreading.pop(f"unread-{number}")
+            unreading.pop(f"unread-{number}", FILTER)
         await node.until(lambda: responses.used > 15 * MIB)
         async with Client(node.target) as client:
             assert len(await client.pop(FILTER, group="honest", messages_max=3)) == 3  # there is no room for them besides
-            await unreading.ended()
+            async with asyncio.timeout(60):
+                await unreading.ended()
             assert len(await client.pop(FILTER, group="honest-2", messages_max=3)) == 3
         assert responses.ended == 1
         await node.until(lambda: responses.used == 0)

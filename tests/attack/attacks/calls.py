@@ -14,9 +14,10 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto import pop_pb2_grpc as pb_grpc
 from penstock.store.options import MIB
-from tests.attack.attacks.attack import Attack, together
+from tests.attack.attacks.attack import FAILURES, Attack, together
 from tests.attack.ground import BILLING_TOKEN, Ground
 from tests.attack.link import ANSWER_S_MAX
+from tests.pop.unreading import Unreading
 
 COMPRESSIONS = (grpc.Compression.Gzip, grpc.Compression.NoCompression)
 
@@ -184,6 +185,40 @@ class Groups(CallAttack):
 
     def problems(self) -> list[str]:
         return self.only("RESOURCE_EXHAUSTED", "created") + self.once("RESOURCE_EXHAUSTED")
+
+
+class Unread(CallAttack):
+    """Responses that nobody reads."""
+
+    name = "responses-unread"
+    summary = "eight connections, each with 16 pops and 16 streams of messages of 900 KB, whose windows let no byte through"
+    must_get = "the end of the connection, once pop.responses_bytes_max (64 MiB) are not read"
+    options: ClassVar[dict[str, str]] = {"pop": f"responses_bytes_max = {64 * MIB}\ngroups_max = 100000"}
+    peak_mib = 224  # The node needs up to three times as much memory as the option says.
+    side_by_side = 8
+
+    async def prepare(self) -> None:
+        message = pb.Message(topic="orders/large", body=bytes(900_000))
+        credentials = grpc.ssl_channel_credentials(self.ground.roots)
+        async with grpc.aio.secure_channel(f"localhost:{self.ground.ports['pop']}", credentials) as channel:
+            stub: Any = pb_grpc.PopServiceStub(channel)
+            await stub.Send(pb.SendRequest(messages=[message] * 3), metadata=TOKEN, timeout=30)
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        with suppress(*FAILURES):
+            unreading = await Unreading.to(self.ground.ports["pop"], self.ground.context(), TOKEN)
+            try:
+                for _ in range(16):
+                    unreading.pop(f"billing-{self.next_number()}", "orders/large")
+                    unreading.consume(f"billing-{self.next_number()}", "orders/large")
+                async with asyncio.timeout(20):
+                    await unreading.ended()
+                self.saw["closed"] += 1
+            finally:
+                unreading.close()
+
+    def problems(self) -> list[str]:
+        return self.once("closed")
 
 
 class Schedules(CallAttack):
