@@ -156,8 +156,8 @@ class PopServer:
         guarded = self._guard.guarded(full_name, handler) if self._guard is not None else handler
         return self._served(full_name, guarded)
 
-    def _shut_down(self, peers: Collection[str]) -> None:
-        shut_down(peers, self._port)
+    async def _shut_down(self, peers: Collection[str]) -> None:
+        await shut_down(peers, self._port)
 
     def _served(self, full_name: str, handler: Any) -> Any:
         bounded = self.responses.bounded(readable(full_name, handler))

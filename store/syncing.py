@@ -119,6 +119,7 @@ class SyncProcess:
         """Number of requests that the child has not answered; 0 after a failure."""
         null = subprocess.DEVNULL
         self._end, other = socket.socketpair()
+        self._end.setblocking(False)
         with other:
             command = [sys.executable, "-I", "-S", CHILD, str(other.fileno())]
             blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # the child inherits this mask
@@ -192,7 +193,7 @@ class SyncProcess:
             return
         with suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self._end.fileno())
-        self._end.setblocking(True)  # the loop has made it non-blocking
+        self._end.setblocking(True)
         while self._asked:
             served = self._receive()
             if self.failure is not None:

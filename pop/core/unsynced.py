@@ -84,10 +84,12 @@ class Unsynced:
                 self._remove(caller, RESPONSE_BYTES)
 
     def _forget(self, caller: Hashable, go: Callable[[], None]) -> None:
-        calls = self._waiting[caller]
-        calls.remove(go)
-        if not calls:
-            del self._waiting[caller]
+        """Let a call that was cancelled wait no longer. Its turn may have come meanwhile."""
+        calls = self._waiting.get(caller)
+        if calls is not None and go in calls:
+            calls.remove(go)
+            if not calls:
+                del self._waiting[caller]
 
     def _count(self, caller: Hashable, size: int) -> None:
         self.used += size

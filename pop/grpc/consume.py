@@ -13,7 +13,7 @@ from penstock.pop.core.outcome import VisibilityChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import PopError, RequestInvalid
-from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, AckReport, ConsumeStream
+from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED_STEP, AckReport, ConsumeStream
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
 from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.grpc.responses import PopResponses
@@ -108,17 +108,19 @@ class ConsumeMethods:
         )
 
     def _join(self, outbox: deque[PopResult | AckReport]) -> tuple[bytes, int]:
-        """Return one response for the first items of the outbox, and their number.
+        """Return one response for the first items of the outbox, and their number. Large items lose their records.
 
         Protocol buffers merge messages whose bytes are joined.
         """
         parts: list[bytes] = []
         size = 0
-        for item in outbox:
+        for at, item in enumerate(outbox):
             if parts and size > RESPONSE_BYTES // 2:
                 break
             parts.append(serialize(self._encode(item)))
             size += len(parts[-1])
+            if isinstance(item, PopResult) and item.size >= STATED_STEP:
+                outbox[at] = item._replace(records=[])  # gRPC copies the response, and may keep both for long
         return b"".join(parts), len(parts)
 
     def _encode(self, item: PopResult | AckReport) -> bytes | pb.ConsumeResponse:

@@ -8,7 +8,7 @@ connection with its oldest response. A caller that reads is hardly ever that one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -81,13 +81,13 @@ class ResponseBytes:
 
     Parameters:
         all_max: the bytes of the responses of all calls together.
-        close: closes the connections of peers. It is called in a thread.
+        close: closes the connections of peers.
     """
 
-    def __init__(self, all_max: int, close: Callable[[Collection[str]], object]) -> None:
+    def __init__(self, all_max: int, close: Callable[[Collection[str]], Coroutine[Any, Any, object]]) -> None:
         self._all_max = all_max
         self._close = close
-        self._closing: set[asyncio.Future[object]] = set()
+        self._closing: set[asyncio.Task[object]] = set()
         self._unread: dict[Hashable, dict[_Unread, None]] = {}
         """Responses by caller, the oldest first."""
         self._bytes: dict[Hashable, int] = {}
@@ -130,7 +130,7 @@ class ResponseBytes:
         logger.warning(
             "grpc.unread", connections=len(peers), why="callers did not read their responses: pop.responses_bytes_max"
         )
-        closing = asyncio.get_running_loop().run_in_executor(None, self._close, peers)
+        closing = asyncio.create_task(self._close(peers))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 

@@ -13,7 +13,9 @@ from penstock.access.passwords import PasswordFile
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.sessions import lifecycle
 from penstock.gateway.transport.lingering import Lingering
+from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.grpc.access import POP_RULES, _consume
+from penstock.pop.grpc.responsebytes import Kept
 from penstock.store.ledger import Ledger
 from tests.chaos.mutations import acknowledge_without_append
 
@@ -64,6 +66,12 @@ def hash_on_the_loop(patch: Patch) -> None:
     patch.setattr(PasswordFile, "verify", verify_and_hold)
 
 
+def hand_out_without_end(patch: Patch) -> None:
+    """A caller may hand out any number of messages before a sync, and what its streams keep does not count."""
+    patch.setattr(Unsynced, "fits", lambda *_: True)
+    patch.setattr(Kept, "resize", lambda *_: None)
+
+
 def accept_any_password(patch: Patch) -> None:
     """Every password is right."""
     patch.setattr(PasswordFile, "verify", lambda *_: True)
@@ -86,6 +94,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Mutation(charge_nobody, "retained-flood"),
         Mutation(answer_pings_for_ever, "websocket-pings"),
         Mutation(hash_on_the_loop, "login-flood"),
+        Mutation(hand_out_without_end, "responses-unread"),
         Mutation(accept_any_password, "first-logins"),
         Mutation(acknowledge_without_append, "take-over"),
     )

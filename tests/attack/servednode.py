@@ -188,9 +188,9 @@ class ServedNode:
 
     @property
     def tracebacks(self) -> list[str]:
-        """The unhandled exceptions in the log: the line that names each, and some of what follows."""
+        """The unhandled exceptions in the log: the event that has each, or where none has it, some of what follows."""
         text = self.log.read_text(errors="replace")
-        return [text[at : at + 1_500] for at in _places(text, "Traceback (most recent call last)")]
+        return [_event_at(text, at) or text[at : at + 1_500] for at in _places(text, "Traceback (most recent call last)")]
 
     async def stop(self) -> int:
         """End the node with SIGTERM; return its exit status."""
@@ -216,3 +216,9 @@ def _places(text: str, part: str) -> list[int]:
         found.append(at)
         at = text.find(part, at + 1)
     return found
+
+
+def _event_at(text: str, at: int) -> str:
+    """Return the rest of the line at a place, if the line is an event in JSON."""
+    rest, _, _ = text[at:].partition("\n")
+    return rest.replace("\\n", "\n") if rest.endswith("}") else ""

@@ -52,7 +52,7 @@ async def test_a_caller_that_reads_no_responses_loses_its_connection_and_others_
 async def test_whoever_has_most_unread_loses_the_connection_with_its_oldest() -> None:
     closed: list[set[str]] = []
 
-    def close(peers: Collection[str]) -> None:
+    async def close(peers: Collection[str]) -> None:
         closed.append(set(peers))
 
     responses = ResponseBytes(100, close)
@@ -70,7 +70,7 @@ async def test_whoever_has_most_unread_loses_the_connection_with_its_oldest() ->
 
 
 @pytest.mark.parametrize(("host", "begin"), [("127.0.0.1", "ipv4:127.0.0.1:"), ("::1", "ipv6:[::1]:")])
-def test_only_the_connections_of_a_peer_to_the_listener_are_shut_down(host: str, begin: str) -> None:
+async def test_only_the_connections_of_a_peer_to_the_listener_are_shut_down(host: str, begin: str) -> None:
     def connected(listening: socket.socket) -> tuple[socket.socket, socket.socket]:
         client = socket.create_connection(listening.getsockname()[:2])
         return client, listening.accept()[0]
@@ -84,7 +84,7 @@ def test_only_the_connections_of_a_peer_to_the_listener_are_shut_down(host: str,
         clients = [client for client, _ in pairs]
         peers = [f"{begin}{client.getsockname()[1]}".replace("[", "%5B").replace("]", "%5D") for client in clients]
         files = len(os.listdir("/proc/self/fd"))
-        assert shut_down([peers[0], peers[2], "ipv4:192.0.2.1:1"], port) == 1
+        assert await shut_down([peers[0], peers[2], "ipv4:192.0.2.1:1"], port) == 1
         assert len(os.listdir("/proc/self/fd")) == files
         assert clients[0].recv(1) == b""
         for client in clients[1:]:

@@ -100,6 +100,25 @@ async def test_a_call_that_is_cancelled_gives_its_room_back() -> None:
     assert unsynced.fits(MALLORY)
 
 
+async def test_a_call_that_is_cancelled_in_the_turn_of_its_sync_leaves_nothing_behind() -> None:
+    syncs = Syncs()
+    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), 12 * MIB)
+    unsynced.add(MALLORY, 3 * MIB)
+
+    async def enter() -> None:
+        async with unsynced.room(MALLORY):
+            raise AssertionError("it was cancelled")
+
+    call = asyncio.create_task(enter())
+    await asyncio.sleep(0)
+    call.cancel()
+    syncs.sync()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert unsynced.used == 0
+    assert unsynced.fits(MALLORY)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3 * MIB), st.booleans()), max_size=60))
 def test_what_is_held_is_bounded_and_each_call_goes_on(calls: list[tuple[int, int, bool]]) -> None:
     syncs = Syncs()
