@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-deep test-clients test-crash test-chaos test-attack fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
+.PHONY: help setup demo test test-fast test-deep test-clients test-crash test-chaos test-attack fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store bench-timer proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-24s %s\n' "$$name" "$$doc"; done
@@ -98,6 +98,9 @@ bench-pop: $(READY)  ## Measure POP beside Redis streams and beanstalkd, where t
 
 bench-store: $(READY)  ## Measure the store by itself, against its goals (half an hour)
 	$(BIN)/python -m bench store $(ARGS)
+
+bench-timer: $(READY)  ## Measure delayed messages up to ten million, beside a sorted set of Redis (half an hour)
+	$(BIN)/python -m bench timer $(ARGS)
 
 # Run from the root, with the path below penstock/: only so do the generated modules import each other by their full names.
 proto: $(READY)  ## Make pop/proto/pop_pb2* again from pop/proto/pop.proto

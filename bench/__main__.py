@@ -10,6 +10,7 @@ BENCHES = {
     "mqtt": "Measure MQTT, beside mosquitto and nats-server.",
     "pop": "Measure POP over gRPC, beside Redis streams, NATS JetStream, beanstalkd and RocketMQ.",
     "store": "Measure the store alone: append, read, many queues, starts.",
+    "timer": "Measure delayed messages, beside a sorted set of Redis.",
     "access": "Measure what access control costs, for a decision and for a message.",
     "backup": "Measure backups, and what they do to publishers. It runs only by name.",
     "compare": "Compare this tree with another tree of the project. It runs only by name.",
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, summary in BENCHES.items():
             print(f"  {name:10} {summary}", file=out)
         print(
-            "\nWithout a name, mqtt, pop, store and access run. `python -m bench BENCHMARK --help` lists the options.", file=out
+            "\nWithout a name, mqtt, pop, store, timer and access run. `python -m bench BENCHMARK --help` lists the options.",
+            file=out,
         )
         return 0 if is_help else 2
     if given:

@@ -86,7 +86,7 @@ BOUNDS: dict[str, Bound] = {
 """Bounds of the figures that must not grow. `other_bytes` is the anonymous memory without the parts that have limits of their
 own: the block cache and the memtables of the index, and the objects of `HELD`."""
 
-HELD = {"routes": 600, "checkpoints_open": 700, "checkpoints_closed": 335, "transactions_ended": 141, "timers_recalled": 141}
+HELD = {"routes": 600, "checkpoints_open": 700, "checkpoints_closed": 335, "transactions_ended": 141, "timers": 141}
 """About the bytes of each object that the node counts in its state, in batches as small as those of the load."""
 
 

@@ -65,7 +65,7 @@ class Copies:
         return self._log.read(copy + COPY_BYTES, size)
 
     def record(self, position: int, size: int = 0) -> Record:
-        """Return the record that was first stored at `position`: from the log, or else its copy. The latter needs `size`.
+        """Return the record that was first stored at `position`: from the log, or else its copy. `size` is its size if known.
 
         Raises:
             PositionUnknown: the record has expired, or there never was one.
@@ -73,7 +73,8 @@ class Copies:
         """
         if position >= self._log.start:
             return self._log.record(position, size)
-        return decode(self.read(position, size), position=position)
+        row = self._row(position)
+        return decode(self.read(position, size or (_ROW.unpack(row)[1] if row is not None else 0)), position=position)
 
     def any_between(self, first: int, last: int) -> bool:
         """Return whether a record first stored from `first` to `last`, both included, has a copy. Sees saved copies only."""

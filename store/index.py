@@ -79,7 +79,7 @@ RETRY_S = 0.05
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last one means that another version has created the index, with options or column families that this version lacks."""
 
-FORMAT = 16
+FORMAT = 17
 """Version of the key and value formats. A start rebuilds an index of any other version."""
 
 META_KEY = b"Mcovered"
@@ -256,13 +256,25 @@ class Index:
             return OSError(errno.EIO, f"the index can't be {verb}: {text}", str(self.path))
         is_unwritten = signs is _SIGNS and _DISK_FAILED in text and _WRITING.search(text) is not None
         damage = IndexDamaged(f"the index {self.path} is damaged and can't be {verb}: {text}; the next start rebuilds it")
+        self._note_damage(damage, tell=tell and not is_unwritten)
+        return OSError(errno.EIO, f"the index can't be {verb}: {text}", str(self.path)) if is_unwritten else damage
+
+    def _note_damage(self, damage: IndexDamaged, *, tell: bool) -> None:
         if self._marker is not None and not self.is_damaged:
             self.is_damaged = True
             with suppress(OSError):  # the disk is full; the next start then meets the damage itself
                 replace_file(self._files, self._marker, f"{damage}\n".encode())
-            if tell and not is_unwritten:
+            if tell:
                 self.on_damage(damage)
-        return OSError(errno.EIO, f"the index can't be {verb}: {text}", str(self.path)) if is_unwritten else damage
+
+    def wrong(self, key: bytes, error: ValueError) -> IndexDamaged:
+        """Return the error to raise for a row whose value is not what was put there, and tell the next start and `on_damage`.
+
+        RocksDB has found no fault with the row: the part that it belongs to has.
+        """
+        damage = IndexDamaged(f"the index {self.path} is damaged in the row {key.hex()}: {error}; the next start rebuilds it")
+        self._note_damage(damage, tell=True)
+        return damage
 
     def covered(self) -> Covered | None:
         """Return how far the index covers the log; None if the index is new.

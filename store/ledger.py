@@ -127,6 +127,10 @@ class Ledger:
         """Return how much of a resource an account holds."""
         return self._held(account_id, resource)
 
+    def has(self, account_id: int) -> bool:
+        """Return whether an account exists. One that a damaged record would have created may not."""
+        return self._find(account_id) is not None
+
     def admit(self, causer: Causer, resource: Resource, amount: int = 1, *, topic: str = "", spare: int = 0) -> Causer:
         """Return a causer as a record names it, if the causer may take more of a resource.
 

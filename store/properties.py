@@ -116,6 +116,12 @@ def message_group_of(data: bytes) -> str:
     return str(orjson.loads(data).get("message_group", "")) if data else ""
 
 
+def delay_of(data: bytes) -> tuple[int, str, list[str]]:
+    """Return `deliver_at_ms`, `tag` and `by` of the properties in `data`, without decoding the others."""
+    fields: dict[str, Any] = orjson.loads(data) if data else {}
+    return fields.get("deliver_at_ms", 0), fields.get("tag", ""), fields.get("by", [])
+
+
 def tag_hash(tag: str) -> int:
     """Return the 32-bit hash of a tag for a light-queue entry; 0 means no tag."""
     return checksum(tag.encode()) if tag else 0

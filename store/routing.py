@@ -7,12 +7,13 @@ the messages when their own records are gone:
     topic   for each message, the index of its topic. It is left out when there is one topic.
     tag     for each message, the hash of its tag. It is left out when no message has a tag.
 
-Delayed messages fire by the thousand, so the functions here work on columns.
+TIMER_FIRED has some more, which `timer.delayed` defines. Delayed messages fire by the thousand, so the functions here work on
+columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,8 +56,12 @@ class Routing(NamedTuple):
     @classmethod
     def from_record(cls, record: Record) -> Routing:
         """Return what a record of kind TIMER_FIRED or TRANSACTION_COMMITTED routes."""
-        about = orjson.loads(record.properties)
-        named = np.frombuffer(record.body, dtype=TIMER_ENTRY_DTYPE)
+        return cls.from_properties(record.body, orjson.loads(record.properties))
+
+    @classmethod
+    def from_properties(cls, body: bytes, about: Mapping[str, Any]) -> Routing:
+        """Return what a record with a body and with properties that are decoded routes."""
+        named = np.frombuffer(body, dtype=TIMER_ENTRY_DTYPE)
         entries = np.zeros(len(named), dtype=ENTRY_DTYPE)
         entries["position"], entries["size"], entries["aux"] = named["position"], named["size"], about.get("tag", 0)
         indexes = np.zeros(len(named), dtype=np.intp)
@@ -69,14 +74,14 @@ class Routing(NamedTuple):
         named["position"], named["size"] = self.entries["position"], self.entries["size"]
         return named.tobytes()
 
-    def properties(self) -> bytes:
-        """Return the properties of the record."""
+    def properties(self, **more: object) -> bytes:
+        """Return the properties of the record, with `more` of them."""
         about: dict[str, object] = {"topics": self.topics}
         if len(self.topics) > 1:
             about["topic"] = self.topic
         if self.entries["aux"].any():
             about["tag"] = np.ascontiguousarray(self.entries["aux"])
-        return orjson.dumps(about, option=_AS_ARRAYS)
+        return orjson.dumps(about | more, option=_AS_ARRAYS)
 
     def messages(self) -> Iterator[tuple[int, int, str, int]]:
         """Yield position, size, topic and tag hash of each message."""

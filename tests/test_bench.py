@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import access, backup, compare, curve, floor, mqtt, pop, soak, store, storm
+from bench import access, backup, compare, curve, floor, mqtt, pop, soak, store, storm, timer
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, penstock
 from bench.profile import shares_of
@@ -30,7 +30,14 @@ from tests.gateway.packet_cases import connect
 from tests.gateway.wire import CLEAN
 
 ROOT = Path(__file__).parents[1]
-TABLES = {"mqtt": mqtt.ROWS, "pop": pop.ROWS, "store": store.ROWS, "access": access.ROWS, "backup": backup.ROWS}
+TABLES = {
+    "mqtt": mqtt.ROWS,
+    "pop": pop.ROWS,
+    "store": store.ROWS,
+    "timer": timer.ROWS,
+    "access": access.ROWS,
+    "backup": backup.ROWS,
+}
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="there is no C compiler")
 

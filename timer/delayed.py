@@ -4,44 +4,70 @@ A delayed message is an ordinary record with the flag DELAYED and `deliver_at_ms
 appends a TIMER_FIRED record that names it, and applying that record puts its entries into the light queues. Both happen in one
 commit, so the message fires exactly once across any crash. The body stays where it is.
 
-What firing needs is kept with the pending message, so that no record is read then.
+Pending messages wait in `timer.buckets`, with what firing needs. So no record is read then.
 
-Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; value size u32, account u64 (`store.ledger`), tag
-hash u32, topic.
+A TIMER_FIRED record names messages in the order of their due times, and then of their positions. Besides what `store.routing`
+says, its properties have for these messages:
+
+    now       when they fired, in ms since 1970
+    late      for each message, how long after its due time that was, in ms
+    accounts  ids of the accounts that are charged for the messages (`store.ledger`)
+    account   for each message, the index of its account. It is left out when there is one account.
+
+A TIMER_CANCELLED record has as properties lists of due times (`due`) and of account ids (`account`), one for each message.
+
+Rows of the index, besides those of `timer.buckets`:
+
+    key b"Ts"  steps of the clock; for each the begin of its window u64, position of its record u64, end of the window in ms
+               i64, due time from which on it has moved nothing in ms i64, by how many ms it has moved the others i64
+    key b"Tr"  ranges of the log that were damaged when their records were to be applied: begin u64, end u64
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+import orjson
 
 from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.causer import NODE, Causer
 from penstock.store.clocksteps import step_of
+from penstock.store.errors import DiskFull, PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.lightqueue import ENTRY_DTYPE
 from penstock.store.part import Apply
-from penstock.store.properties import decode_properties, tag_hash
-from penstock.store.recent import RecentIds
+from penstock.store.properties import delay_of, tag_hash
 from penstock.store.record import Flag, Kind, Record
+from penstock.store.router import Route
 from penstock.store.routing import Routing
 from penstock.store.store import Store
+from penstock.store.topics import first_level
+from penstock.timer.alarm import Alarm
+from penstock.timer.buckets import DUE_MS_MAX, TimerBuckets
+from penstock.timer.entries import PENDING_DTYPE, Column, Entries
 from penstock.timer.latencies import Latencies
 from penstock.timer.options import TimerOptions
-from penstock.timer.ticker import Ticker
+from penstock.timer.ticker import RETRY_MS
 
-RECALLED_REMEMBERED = 100_000
-"""Number of recalled messages that are remembered, so that a second recall returns ALREADY_CANCELLED. For older ones, and after
-a restart, it returns ALREADY_FIRED once they are due."""
+OPENED_MAX: Final = 16_384
+"""Number of messages from which on no more buckets are opened in the same turn of the event loop."""
 
-_KEY = Struct(">cQQ")
-_VALUE = Struct("<IQI")
+STEPS_MAX: Final = 64
+"""Steps of opening buckets that are done in one turn of the event loop, at most."""
+
+STEPS_REMEMBERED: Final = 1_000
+"""Steps of the clock that are remembered. A message that an older one has moved can't be recalled any more."""
+
+_STEPS = KeySpace.TIMER + b"s"
+_RANGES = KeySpace.TIMER + b"r"
+_STEP = Struct("<QQqqq")
+_RANGE = Struct("<QQ")
 
 
 class Recalled(Enum):
@@ -62,9 +88,6 @@ class PendingMessage(NamedTuple):
     """Size of its record in bytes."""
     account: int
     """Id of the account that is charged for it."""
-    tag: int
-    """Hash of its tag; 0 for none."""
-    topic: str
 
 
 class DelayedMessages:
@@ -77,29 +100,31 @@ class DelayedMessages:
 
     def __init__(self, store: Store, options: TimerOptions) -> None:
         self._store = store
-        self._options = options
-        self._pending: dict[int, PendingMessage] = {}
-        self._recalled: RecentIds[int, None] = RecentIds(RECALLED_REMEMBERED)
-        self._added: dict[int, PendingMessage] = {}
-        self._removed: list[tuple[int, int]] = []
-        self._ticker: Ticker[int] = Ticker(
-            store.now_ms, self._fire, fire_max=options.fire_max, tick_ms=options.tick_ms, start_ms=0
-        )
+        self._fire_max = options.fire_max
+        self._buckets = TimerBuckets()
+        self._alarm = Alarm(store.now_ms, self.fire_due, self._next_due_ms)
+        self._retry_ms = 0
+        """When to fire again after the disk was too full to record it."""
+        self._steps: list[tuple[int, int, int, int, int]] = []
+        self._are_steps_changed = False
+        self._damaged: list[tuple[int, int]] = []
+        self._are_ranges_changed = False
         store.ledger.limit(Resource.DELAYED, options.pending_max, "timer.pending_max")
         store.ledger.limit(Resource.DELAYED_BYTES, options.pending_bytes_max, "timer.pending_bytes_max")
+        store.retention.on_dropped.append(self._forget_dropped)
         self.fired = 0
         self.cancelled = 0
         self.lateness = Latencies()
         """How long after it was due a message fired."""
 
-    @property
-    def remembered(self) -> int:
-        """Number of recalled messages that are in memory, so that a second recall gets an exact answer."""
-        return len(self._recalled)
-
     def __len__(self) -> int:
         """Return how many messages are pending."""
-        return len(self._pending)
+        return self._store.ledger.held_by(NODE_ACCOUNT, Resource.DELAYED)
+
+    @property
+    def in_memory(self) -> int:
+        """Number of messages that are in memory because they are due soon, or not sorted into buckets yet."""
+        return self._buckets.in_memory
 
     def admit(self, causer: Causer = NODE, size: int = 0, topic: str = "") -> None:
         """Check that one more message may be delayed. Callers call it before they store the message.
@@ -119,59 +144,145 @@ class DelayedMessages:
 
     def due_ms(self, position: int) -> int | None:
         """Return when a pending message is due, in ms since 1970; None if no message is pending at `position`."""
-        found = self._pending.get(position)
+        found = self._pending_at(position)
         return found.due_ms if found else None
 
     def size(self, position: int) -> int | None:
         """Return the size of the record of a pending message in bytes; None if no message is pending at `position`."""
-        found = self._pending.get(position)
+        found = self._pending_at(position)
         return found.size if found else None
 
     def recall(self, position: int, due_ms: int) -> Recalled:
-        """Cancel a delayed message. O(1).
+        """Cancel a delayed message. It reads the record of the message, whatever is pending.
+
+        The answer is right as long as the log has the message, across restarts. A message whose record is damaged can be
+        recalled too: then its row is searched, which takes longer.
 
         Args:
             position: of the message.
-            due_ms: when it is due, in ms since 1970, as its handle says. It tells apart old messages that are not remembered.
+            due_ms: when it is due, in ms since 1970, as its handle says; 0 if that is not known. It is used if the record can't
+                be read.
         """
-        found = self._pending.get(position)
-        if found is not None:
-            self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found.size))
-            return Recalled.CANCELLED
-        if not 0 <= position < self._store.log.end:
+        record, is_damaged = self._message_at(position)
+        is_expired = record is None and 0 <= position < self._store.log.start
+        if record is None and not is_damaged and not is_expired:
             return Recalled.UNKNOWN
-        if position in self._recalled or self._store.now_ms() < due_ms:
+        dues = self._dues_of(record) if record is not None else self._dues(position, due_ms)
+        if any(self._buckets.is_recalled(position, due_ms) for due_ms in dues):
             return Recalled.ALREADY_CANCELLED
-        return Recalled.ALREADY_FIRED
+        is_due = 0 < dues[-1] <= self._store.now_ms()
+        if record is not None:
+            found = self._pending(record)
+        elif is_due and not is_damaged:
+            found = None
+        else:  # the record is damaged, and retention may have dropped it since
+            found = self._in_rows(position, dues if due_ms else None)
+        if found is None:
+            return Recalled.ALREADY_FIRED if record is not None or is_due else Recalled.ALREADY_CANCELLED
+        about = orjson.dumps({"due": [found.due_ms], "account": [found.account]})
+        self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found.size), properties=about)
+        return Recalled.CANCELLED
+
+    def _message_at(self, position: int) -> tuple[Record | None, bool]:
+        """Return the delayed message at a position, or None; then also whether a record there is damaged."""
+        store = self._store
+        if not 0 <= position < store.log.end:
+            return None, False
+        if position >= store.log.written:
+            store.commit()
+        try:
+            record = store.copies.record(position)
+        except RecordCorrupt:
+            return None, True
+        except PositionUnknown:
+            return None, False
+        return (record if record.kind == Kind.MESSAGE and record.flags & Flag.DELAYED else None), False
+
+    def _pending_at(self, position: int) -> PendingMessage | None:
+        record, is_damaged = self._message_at(position)
+        if is_damaged:
+            return self._in_rows(position)
+        return self._pending(record) if record is not None else None
+
+    def _in_rows(self, position: int, dues: Sequence[int] | None = None) -> PendingMessage | None:
+        """Return what is known of a message whose record can't be read, if it is pending."""
+        found = self._buckets.find(position, dues)
+        return PendingMessage(*found) if found is not None else None
+
+    def _pending(self, record: Record) -> PendingMessage | None:
+        """Return what is known of a delayed message if it is pending."""
+        buckets, position = self._buckets, record.position
+        dues = self._dues_of(record)
+        if not buckets.cursors.is_ahead(record.topic, dues[-1], position):
+            return None
+        if any(buckets.is_recalled(position, due_ms) for due_ms in dues):
+            return None
+        account = Causer.from_row(delay_of(record.properties)[2]).account
+        return PendingMessage(dues[-1], record.size, account)
+
+    def _dues_of(self, record: Record) -> list[int]:
+        """Return when a message was to be delivered, and when it is after each step of the clock that has moved it."""
+        return self._dues(record.position, _due_of(delay_of(record.properties)[0], record.store_ms))
+
+    def _dues(self, position: int, due_ms: int) -> list[int]:
+        dues = [due_ms]
+        for begin, end, after_ms, before_ms, step_ms in self._steps:
+            if begin <= position < end and after_ms < dues[-1] < before_ms:
+                dues.append(dues[-1] + step_ms)
+        return dues
 
     # --- firing -----------------------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fire messages on `loop` from now on. Those that became due while no node ran fire first, in due order and paced."""
-        self._ticker.start(loop)
+        self._alarm.start(loop)
 
     def stop(self) -> None:
         """Fire no more messages."""
-        self._ticker.stop()
+        self._alarm.stop()
 
     def fire_due(self) -> bool:
         """Fire at most `timer.fire_max` due messages; return whether more may be due. For tests, which move the clock."""
-        return self._ticker.fire_due()
+        buckets, now_ms = self._buckets, self._store.now_ms()
+        if buckets.is_opening_due(now_ms):
+            self._store.commit()  # what is left out while buckets are opened must be in the index
+            opened, steps = 0, 0
+            while buckets.is_saved and buckets.is_opening_due(now_ms) and opened < OPENED_MAX and steps < STEPS_MAX:
+                opened += buckets.open_next(now_ms)
+                steps += 1
+                self._store.commit()
+        if now_ms >= self._retry_ms:
+            taken = buckets.take_due(now_ms, self._fire_max)
+            if len(taken):
+                try:
+                    self._fire(taken, now_ms)
+                except DiskFull:  # the store logs that
+                    buckets.put_back(taken)
+                    self._retry_ms = now_ms + RETRY_MS
+                except BaseException:
+                    buckets.put_back(taken)
+                    raise
+        self._alarm.fired()
+        due_ms = self._next_due_ms()
+        return due_ms is not None and due_ms <= now_ms
 
-    def _fire(self, positions: list[int]) -> None:
-        pending, now_ms = self._pending, self._store.now_ms()
-        # A message that a step of the clock has moved comes out at its old time too, and is scheduled for the new one.
-        due = [position for position in positions if position in pending and pending[position].due_ms <= now_ms]
-        if not due:
-            return
-        found = [pending[position] for position in due]
-        routing = Routing.of(
-            [(position, message.size, message.tag) for position, message in zip(due, found, strict=True)],
-            [message.topic for message in found],
-        )
-        self._store.retention.carry_expiring(routing.entries)
-        self._store.append(Kind.TIMER_FIRED, body=routing.body(), properties=routing.properties())
-        self.lateness.add_all(now_ms - np.array([message.due_ms for message in found]))
+    def _next_due_ms(self) -> int | None:
+        due_ms = self._buckets.next_due_ms()
+        return None if due_ms is None else max(due_ms, self._retry_ms)
+
+    def _fire(self, taken: Entries, now_ms: int) -> None:
+        rows = taken.rows
+        entries = np.empty(len(taken), dtype=ENTRY_DTYPE)
+        entries["position"], entries["size"], entries["aux"] = rows["position"], rows["size"], rows["tag"]
+        routing = Routing(entries, [topic.decode() for topic in taken.topics], rows["topic"].astype(np.intp))
+        late = now_ms - rows["due"]
+        accounts, account = np.unique(rows["account"], return_inverse=True)
+        about: dict[str, object] = {"now": now_ms, "late": late, "accounts": accounts}
+        if len(accounts) > 1:
+            about["account"] = account
+        self._store.retention.carry_expiring(entries)
+        self._store.append(Kind.TIMER_FIRED, body=routing.body(), properties=routing.properties(**about))
+        self.lateness.add_all(late)
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -181,44 +292,51 @@ class DelayedMessages:
             Kind.TIMER_FIRED: self._apply_fired,
             Kind.TIMER_CANCELLED: self._apply_cancelled,
             Kind.CLOCK_STEPPED: self._apply_stepped,
+            Kind.DAMAGED: self._apply_damaged,
         }
 
     def _apply_message(self, record: Record) -> None:
         if record.flags & Flag.DELAYED:
-            about, ledger = decode_properties(record.properties), self._store.ledger
-            account = ledger.enter(about.by)
+            (deliver_at_ms, tag, by), ledger = delay_of(record.properties), self._store.ledger
+            account = ledger.enter(by)
             ledger.charge(account, Resource.DELAYED)
             ledger.charge(account, Resource.DELAYED_BYTES, record.size)
-            topic = sys.intern(record.topic.decode())
-            self._add(
-                record.position,
-                PendingMessage(about.deliver_at_ms, record.size, account, tag_hash(about.tag), topic),
-            )
+            due_ms = _due_of(deliver_at_ms, record.store_ms)
+            self._buckets.add(due_ms, record.position, account, record.size, tag_hash(tag), record.topic)
+            self._alarm.expect(due_ms)
 
     def _apply_fired(self, record: Record) -> None:
-        routing = Routing.from_record(record)
-        ended: list[PendingMessage] = []
-        accounts: dict[bytes, int] = {}
-        for position in routing.entries["position"].tolist():
-            message = self._remove(position)
-            if message is not None:
-                ended.append(message)
-                accounts.setdefault(message.topic.encode(), message.account)
-        route_stored = self._store.router.route_stored
-        self.fired += routing.dispatch(
-            self._store.queues.dispatch_run, lambda topic: route_stored(topic, accounts.get(topic, NODE_ACCOUNT))
-        )
-        self._release(ended)
+        about = orjson.loads(record.properties)
+        routing = Routing.from_properties(record.body, about)
+        accounts = np.array(about["accounts"], dtype=np.uint64)[np.array(about.get("account", [0] * len(routing.topic)))]
+        rows = np.empty(len(routing.topic), dtype=PENDING_DTYPE)
+        rows["due"] = about["now"] - np.array(about["late"], dtype=np.int64)
+        for field, column in (("position", "position"), ("size", "size"), ("tag", "aux")):
+            rows[field] = routing.entries[column]
+        rows["account"], rows["topic"] = accounts, routing.topic
+        topics = [topic.encode() for topic in routing.topics]
+        self._buckets.fired(Entries(rows, topics))
+        router, ledger = self._store.router, self._store.ledger
+
+        def route_of(topic: bytes) -> Route:
+            account = NODE_ACCOUNT
+            if first_level(topic.decode()) not in router.roots:
+                of_topic = int(accounts[np.argmax(routing.topic == topics.index(topic))])
+                if ledger.has(of_topic):  # after damage it may not
+                    account = of_topic
+            return router.route_stored(topic, account)
+
+        self.fired += routing.dispatch(self._store.queues.dispatch_run, route_of)
+        self._release_all(rows)
 
     def _apply_cancelled(self, record: Record) -> None:
-        ended: list[PendingMessage] = []
-        for position, _ in TIMER_ENTRY.iter_unpack(record.body):
-            message = self._remove(position)
-            if message is not None:
-                ended.append(message)
+        about = orjson.loads(record.properties)
+        named = zip(TIMER_ENTRY.iter_unpack(record.body), about["due"], about["account"], strict=True)
+        for (position, size), due_ms, account in named:
+            self._buckets.recall(position, due_ms)
             self.cancelled += 1
-            self._recalled.add(position, None)
-        self._release(ended)
+            if not any(start <= position < stop for start, stop in self._damaged):
+                self._release(account, 1, size)
 
     def _apply_stepped(self, record: Record) -> None:
         """Move what was set in the window as a delay from the node's time. Time of day that a publisher gave stays.
@@ -227,55 +345,64 @@ class DelayedMessages:
         that is longer than the step can't be told from that, and counts as such a time.
         """
         step = step_of(record)
-        moved = {
-            position: message
-            for position, message in self._pending.items()
-            if position >= step.begin and step.end_ms < message.due_ms < step.begin_ms + step.step_ms
-        }
-        for position, message in moved.items():
-            self._remove(position)
-            self._add(position, message._replace(due_ms=message.due_ms + step.step_ms))
+        before_ms = step.begin_ms + step.step_ms
+        self._buckets.delay(step.end_ms, before_ms, step.begin, step.step_ms)
+        moved = (step.begin, record.position, step.end_ms, before_ms, step.step_ms)
+        self._steps = [*self._steps, moved][-STEPS_REMEMBERED:]
+        self._are_steps_changed = True
 
-    def _add(self, position: int, message: PendingMessage) -> None:
-        self._pending[position] = self._added[position] = message
-        self._ticker.schedule(message.due_ms, position)
+    def _apply_damaged(self, record: Record) -> None:
+        """Note that delayed messages may be missing: later records may say that they have fired.
 
-    def _remove(self, position: int) -> PendingMessage | None:
-        found = self._pending.pop(position, None)
-        if found is not None and self._added.pop(position, None) is None:
-            self._removed.append((found.due_ms, position))
-        return found
+        An index that a repair has kept knows those before the position that it covered. Where nothing is pending, messages
+        from before may be missing too: the log may begin anew with this record.
+        """
+        known_before = self._store.index.adjusted()
+        start = max(record.position if len(self) else 0, known_before)
+        stop = record.position + record.size
+        if start < stop:
+            self._damaged.append((start, stop))
+            self._are_ranges_changed = True
 
-    def _release(self, ended: list[PendingMessage]) -> None:
-        """Take back the charges for messages that have fired or were recalled, of each account at once."""
-        counts: dict[int, int] = {}
-        sizes: dict[int, int] = {}
-        for message in ended:
-            counts[message.account] = counts.get(message.account, 0) + 1
-            sizes[message.account] = sizes.get(message.account, 0) + message.size
-        for account, count in counts.items():
-            self._store.ledger.release(account, Resource.DELAYED, count)
-            self._store.ledger.release(account, Resource.DELAYED_BYTES, sizes[account])
+    def _release_all(self, fired: Column) -> None:
+        """Take back the charges for messages that have fired, of each account at once."""
+        for start, stop in self._damaged:
+            fired = fired[(fired["position"] < start) | (fired["position"] >= stop)]
+        for account in np.unique(fired["account"]).tolist():
+            sizes = fired["size"][fired["account"] == account]
+            self._release(account, len(sizes), int(sizes.sum(dtype=np.int64)))
+
+    def _release(self, account: int, count: int, size: int) -> None:
+        """Take back the charges for messages. After damage, an account may hold less than was charged."""
+        ledger = self._store.ledger
+        for resource, amount in ((Resource.DELAYED, count), (Resource.DELAYED_BYTES, size)):
+            held = ledger.held_by(account, resource)
+            if held:
+                ledger.release(account, resource, min(amount, held))
+
+    def _forget_dropped(self) -> Iterator[None]:
+        """Forget the recalls of messages that the log does not have any more."""
+        self._buckets.forget_recalled(self._store.log.stored_ms(self._store.log.start))
+        yield
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
-        for position, message in [item for item in self._pending.items() if item[0] < before]:
-            if position in self._pending:
-                yield position, message.size
+        return self._buckets.before(before)
 
     def load(self, index: Index) -> None:
-        accounts: dict[int, int] = {}
-        for key, value in index.rows(bytes(KeySpace.TIMER)):
-            _, due_ms, position = _KEY.unpack(key)
-            size, account, tag = _VALUE.unpack_from(value)
-            account = accounts.setdefault(account, account)  # one object for each account, not for each message
-            topic = sys.intern(value[_VALUE.size :].decode())
-            self._pending[position] = PendingMessage(due_ms, size, account, tag, topic)
-            self._ticker.schedule(due_ms, position)
+        self._buckets.load(index)
+        self._steps = list(_STEP.iter_unpack(index.get(_STEPS) or b""))
+        self._damaged = list(_RANGE.iter_unpack(index.get(_RANGES) or b""))
 
     def save(self, batch: Batch) -> None:
-        for position, (due_ms, size, account, tag, topic) in self._added.items():
-            batch.put(_KEY.pack(KeySpace.TIMER, due_ms, position), _VALUE.pack(size, account, tag) + topic.encode())
-        for due_ms, position in self._removed:
-            batch.delete(_KEY.pack(KeySpace.TIMER, due_ms, position))
-        self._added.clear()
-        self._removed.clear()
+        self._buckets.save(batch)
+        if self._are_steps_changed:
+            batch.put(_STEPS, b"".join(_STEP.pack(*step) for step in self._steps))
+            self._are_steps_changed = False
+        if self._are_ranges_changed:
+            batch.put(_RANGES, b"".join(_RANGE.pack(*found) for found in self._damaged))
+            self._are_ranges_changed = False
+
+
+def _due_of(deliver_at_ms: int, store_ms: int) -> int:
+    """Return when a message is due. It must not be before what has fired already, or the cursors would be wrong."""
+    return min(max(deliver_at_ms, store_ms), DUE_MS_MAX)

@@ -1,4 +1,4 @@
-"""Drives a timer wheel with one timer of the event loop, which is armed for the earliest item."""
+"""Drives a timer wheel with one timer of the event loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from penstock.store.errors import DiskFull
+from penstock.timer.alarm import Alarm
 from penstock.timer.wheel import TICK_MS, TimerWheel
 
 T = TypeVar("T")
-
-SLEEP_MS_MAX = 5_000
-"""Maximum number of ms for which the loop timer is armed. Within it a step of the node's clock is noticed, and the end of a
-suspend, which the loop's timers don't count. A clock that is slewed makes an item late by at most a tenth of it."""
 
 RETRY_MS = 1_000
 """Milliseconds after which items fire again when the disk was too full to record that they fired."""
@@ -45,9 +42,7 @@ class Ticker(Generic[T]):
         self._fire = fire
         self._fire_max = fire_max
         self._wheel: TimerWheel[T] = TimerWheel(now_ms() if start_ms is None else start_ms, tick_ms=tick_ms)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._armed: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._armed_ms = 0
+        self._alarm = Alarm(now_ms, self.fire_due, self._wheel.next_due_ms)
 
     def __len__(self) -> int:
         return len(self._wheel)
@@ -55,20 +50,15 @@ class Ticker(Generic[T]):
     def schedule(self, due_ms: int, item: T) -> None:
         """Call `fire` with `item` at `due_ms`: never earlier, and usually at most one tick later."""
         self._wheel.schedule(due_ms, item)
-        if self._loop is not None and (self._armed is None or due_ms < self._armed_ms):
-            self._arm(due_ms)
+        self._alarm.expect(due_ms)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fire items on `loop` from now on. Before that, only `fire_due` fires them."""
-        self._loop = loop
-        self._arm(self._now_ms())
+        self._alarm.start(loop)
 
     def stop(self) -> None:
         """Fire no more items unless `fire_due` is called."""
-        self._loop = None
-        if self._armed is not None:
-            self._armed.cancel()
-            self._armed = None
+        self._alarm.stop()
 
     def fire_due(self) -> bool:
         """Fire at most `fire_max` items that are due now. Return whether more may be due."""
@@ -81,26 +71,5 @@ class Ticker(Generic[T]):
                 for item in items:
                     self._wheel.schedule(self._now_ms() + RETRY_MS, item)
         due_ms = self._wheel.next_due_ms()
-        if self._armed is not None and self._armed_ms <= self._now_ms():  # for items of which none is left, if the clock jumped
-            self._armed.cancel()
-            self._armed = None
-            if due_ms is not None:
-                self._arm(due_ms)
+        self._alarm.fired()
         return due_ms is not None and due_ms <= self._now_ms()
-
-    def _arm(self, due_ms: int) -> None:
-        assert self._loop is not None
-        if self._armed is not None:
-            self._armed.cancel()
-        wait_ms = min(max(due_ms - self._now_ms(), 0), SLEEP_MS_MAX)
-        self._armed_ms = due_ms
-        self._armed = self._loop.call_later(wait_ms / 1000, self._move)
-
-    def _move(self) -> None:
-        self._armed = None
-        more = self.fire_due()
-        # `fire` may have scheduled items and armed the timer, but the wheel may hold an earlier item.
-        due_ms = self._wheel.next_due_ms()
-        if self._loop is not None and due_ms is not None:
-            # The clock counts whole milliseconds. Items due "now" wait for the next one, or this would be a busy loop.
-            self._arm(due_ms if more else max(due_ms, self._now_ms() + 1))

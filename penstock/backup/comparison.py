@@ -13,6 +13,7 @@ Both must hold the same rows, with these exceptions, which follow from what an i
   topic that fits. That one is missing can't be seen.
 - How many deduplication ids are remembered depends on options, and those may change. So their rows are checked by themselves:
   each must be the one of its record. That one is missing can't be seen, nor that one of a dropped record has changed.
+- How delayed messages are divided into rows depends on time too. `timercomparison` compares them one by one.
 - Transient queues end with the process. A start has deleted them from both.
 """
 
@@ -25,6 +26,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+from penstock.backup.timercomparison import compare_timers
 from penstock.pop.core.sentids import row_of
 from penstock.store import topics
 from penstock.store.catalogue import without_entries
@@ -63,7 +65,6 @@ _KEYS: dict[KeySpace, tuple[Struct, str]] = {
     KeySpace.SENT_ID: (Struct(">Q"), "deduplication id of the message at position {}"),
     KeySpace.TIMER_KEY: (Struct(">Q"), "key of the message at position {}"),
     KeySpace.SCHEDULE: (Struct(">cQ"), "row {!r} of the schedule at position {}"),
-    KeySpace.TIMER: (Struct(">QQ"), "due at {} ms, position {}"),
     KeySpace.RETAINED_LATER: (Struct(">Q"), "position {}"),
     KeySpace.COPY: (Struct(">Q"), "record first stored at position {}"),
     KeySpace.ENTRIES: (Struct(">IQ"), "queue {}, offset {}"),
@@ -103,11 +104,14 @@ def compare(stored: Store, expected: Store, on_row: Callable[[int], None]) -> It
     Raises:
         IndexDamaged: a row can't be read.
     """
-    others = (KeySpace.ENTRIES, KeySpace.PINNED, KeySpace.SENT_ID)
+    others = (KeySpace.ENTRIES, KeySpace.PINNED, KeySpace.SENT_ID, KeySpace.TIMER)
     for space in KeySpace:
         if space not in others:
             yield from _compare_rows(stored.index, expected.index, space, on_row)
     yield from _check_sent_ids(stored, on_row)
+    began_ms = stored.log.stored_ms(stored.log.start)
+    for key, one, other in compare_timers(stored.index, expected.index, began_ms):
+        yield Difference(KeySpace.TIMER.name.lower(), key, one, other)
     yield from _Entries(stored, expected, on_row).differences()
 
 

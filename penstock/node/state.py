@@ -52,7 +52,7 @@ def state_of(
             "checkpoints_open": pop.checkpoints_open,
             "checkpoints_closed": pop.checkpoints_remembered,
             "transactions_ended": transactions.remembered,
-            "timers_recalled": delayed.remembered,
+            "timers": delayed.in_memory,
         },
         "pop": {name: value for name in pop.counters.__slots__ if isinstance(value := getattr(pop.counters, name), int)},
         "groups": [

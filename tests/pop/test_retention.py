@@ -13,10 +13,12 @@ from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.store.index import KeySpace
 from penstock.store.lightqueue import LightQueue
-from penstock.store.options import HOUR_MS, KIB, StoreOptions
+from penstock.store.options import HOUR_MS, KIB, MINUTE_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
 from penstock.store.repair import repair, survey
+from penstock.timer.buckets import RECALLED
+from penstock.timer.delayed import Recalled
 from penstock.timer.schedule import ScheduleDefinition
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 from tests.store.wiring import retain, work_on
@@ -69,6 +71,48 @@ def test_a_schedule_outlives_the_record_that_made_it(parts: Parts, tmp_path: Pat
     again.advance(made.state.next_ms - again.clock.now_ms())
     assert "kept" in [message.body.decode() for message in again.pop()]
     again.close()
+
+
+def delay(parts: Parts, delay_ms: int, topic: str = TOPIC) -> tuple[int, int]:
+    """Store a delayed message; return its position and when it is due."""
+    due_ms = parts.clock.now_ms() + delay_ms
+    encoded = encode_properties(Properties(deliver_at_ms=due_ms))
+    position = parts.store.append_message(parts.store.router.route(topic.encode()), b"x" * 100, encoded, int(Flag.DELAYED))
+    parts.store.commit()
+    return position, due_ms
+
+
+def test_a_recalled_message_stays_recalled_when_the_log_has_dropped_it(parts: Parts) -> None:
+    parts.group()
+    recalled = delay(parts, MINUTE_MS)
+    assert parts.delayed.recall(*recalled) is Recalled.CANCELLED
+    let_expire(parts)
+    delay(parts, MINUTE_MS, "plant/3/temperature")
+    parts.advance(2 * MINUTE_MS)
+    let_expire(parts)
+    assert parts.store.log.start > recalled[0]
+    assert [*parts.delayed.live(parts.store.log.end)] == []
+    parts.store.index.flush()
+    again = parts.after_crash("again")
+    assert [*again.delayed.live(again.store.log.end)] == []
+    again.advance(MINUTE_MS)
+    assert again.delayed.fired == 0
+    assert [*again.store.index.rows(RECALLED)] == []
+    again.close()
+
+
+def test_a_pending_message_can_be_recalled_when_its_damaged_record_was_dropped(parts: Parts) -> None:
+    position, due_ms = delay(parts, 24 * HOUR_MS)
+    size = parts.delayed.size(position)
+    assert size is not None
+    parts.damage(position, size)
+    let_expire(parts)
+    let_expire(parts)
+    assert parts.store.log.start > position
+    assert parts.delayed.recall(position, due_ms) is Recalled.CANCELLED
+    assert parts.delayed.recall(position, due_ms) is Recalled.ALREADY_CANCELLED
+    parts.advance(24 * HOUR_MS)
+    assert parts.delayed.fired == 0
 
 
 def test_messages_that_nobody_popped_are_dropped_and_the_next_are_handed_out(parts: Parts) -> None:

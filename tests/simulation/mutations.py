@@ -41,7 +41,7 @@ from penstock.store.snapshot import SnapshotWriter
 from penstock.store.store import Store
 from penstock.store.timekeeping import Timekeeping
 from penstock.store.trimming import Trimming
-from penstock.timer.delayed import DelayedMessages
+from penstock.timer.buckets import TimerBuckets
 from penstock.timer.keys import TimerKeys
 from penstock.timer.schedules import Schedule, Schedules
 from tests.simulation.disk import SimulatedFile, SimulatedFiles
@@ -205,13 +205,14 @@ def revive_what_has_ended(patch: Patch) -> None:
 
 
 def fire_delayed_messages_again(patch: Patch) -> None:
-    """The index keeps delayed messages that have fired."""
+    """The index does not get how far delayed messages have fired."""
+    save = TimerBuckets.save
 
-    def remove(delayed: DelayedMessages, position: int) -> None:
-        delayed._pending.pop(position, None)
-        delayed._added.pop(position, None)
+    def save_old(buckets: TimerBuckets, batch: Batch) -> None:
+        buckets._are_cursors_changed = False
+        save(buckets, batch)
 
-    patch.setattr(DelayedMessages, "_remove", remove)
+    patch.setattr(TimerBuckets, "save", save_old)
 
 
 def forget_the_order(patch: Patch) -> None:

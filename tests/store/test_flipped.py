@@ -33,7 +33,7 @@ from penstock.store.repair import survey
 from penstock.store.store import Store
 from penstock.store.syncmark import FILE
 from penstock.store.tail import Tail
-from penstock.timer.delayed import DelayedMessages
+from penstock.timer.delayed import DelayedMessages, Recalled
 from penstock.timer.options import TimerOptions
 from tests.clock import ManualClock
 from tests.store.wiring import fill
@@ -105,7 +105,7 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     for delay_ms in (500, 900_000):
         properties = encode_properties(Properties(deliver_at_ms=START_MS + delay_ms))
         position = whole.publish("plant/2", b"late %d" % delay_ms, int(Flag.DELAYED), properties)
-    store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, 1))
+    assert whole.delayed.recall(position, START_MS + 900_000) is Recalled.CANCELLED
     queue = store.queues.declare("plant/+", "session:1")
     store.queues.drop(queue, "session:1")
     store.queues.declare("+/1", "session:2", "earliest")

@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded
 from penstock.store.properties import Properties, encode_properties
-from penstock.store.recent import RecentIds
-from penstock.store.record import Flag
+from penstock.store.record import Flag, Kind
+from penstock.store.routing import Routing
 from penstock.store.store import Store
+from penstock.timer import buckets
 from penstock.timer.delayed import Recalled
 from penstock.timer.latencies import LATENCY_BOUNDS_MS
 from penstock.timer.options import YEAR_MS, TimerOptions
+from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.pop.wiring import TOPIC, Parts
+from tests.timer.faketimers import FakeTimers
 
 
 @pytest.fixture
@@ -110,12 +114,27 @@ def test_a_damaged_message_stops_neither_the_others_nor_the_next_start(parts: Pa
     assert parts.delayed.fired == 3, "its consumers find the damage"
 
 
+def test_a_message_whose_record_was_lost_fires_with_the_record_that_says_so(parts: Parts) -> None:
+    """A repair has replaced the message, the root of its topic and who caused it by a record of kind DAMAGED."""
+    store = parts.store
+    damaged = store.append(Kind.DAMAGED, body=b"x" * 100)
+    routing = Routing.of([(damaged + 10, 70, 0)], ["lost/topic"])
+    about = routing.properties(now=store.now_ms(), late=[1], accounts=[4711])
+    store.append(Kind.TIMER_FIRED, body=routing.body(), properties=about)
+    store.commit()
+    assert (parts.delayed.fired, len(parts.delayed)) == (1, 0)
+    delay(parts, b"next", 10)
+    parts.advance(10)
+    assert arrived(parts) == [b"next"]
+
+
 def test_firing_reads_no_record(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (b"a", b"b"):
         delay(parts, name, 1_000)
     parts.clock.advance(1_000)  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.delattr(Store, "read")
+        patch.delattr(CommitLog, "record")
         parts.delayed.fire_due()
     parts.settle()
     assert arrived(parts) == [b"a", b"b"]
@@ -166,19 +185,33 @@ def test_a_message_that_was_never_delayed_is_unknown(parts: Parts) -> None:
     assert parts.delayed.recall(2**60, 0) is Recalled.UNKNOWN
 
 
-def test_the_memory_of_recalled_messages_is_bounded(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts.delayed, "_recalled", RecentIds(2))
-    messages = [delay(parts, b"a", 1_000) for _ in range(3)]
-    for message in messages:
-        parts.delayed.recall(*message)
-    assert [parts.delayed.recall(*message) for message in messages] == [Recalled.ALREADY_CANCELLED] * 3
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_a_second_recall_gets_the_same_answer_after_a_restart(parts: Parts, keep_index: bool) -> None:
+    recalled = delay(parts, b"recalled", 1_000)
+    fired = delay(parts, b"fired", 1_000)
+    parts.delayed.recall(*recalled)
     parts.advance(1_000)
-    # Of the oldest messages only the due time is known, from the handle.
-    assert [parts.delayed.recall(*message) for message in messages] == [
-        Recalled.ALREADY_FIRED,
-        Recalled.ALREADY_CANCELLED,
-        Recalled.ALREADY_CANCELLED,
-    ]
+    parts.store.index.flush()
+    after = parts.after_crash("again", keep_index=keep_index)
+    assert after.delayed.recall(*recalled) is Recalled.ALREADY_CANCELLED
+    assert after.delayed.recall(*fired) is Recalled.ALREADY_FIRED
+    after.close()
+
+
+def test_after_a_firing_by_hand_on_a_clock_set_forward_new_messages_fire_at_their_time(parts: Parts) -> None:
+    clock = parts.clock
+    assert isinstance(clock, ManualClock)
+    timers = FakeTimers(clock)
+    parts.delayed.start(timers)  # type: ignore[arg-type] # it uses call_later only
+    timers.run_until(clock.now_ms())
+    delay(parts, b"old", 3_600_000)
+    parts.advance(3_600_000)
+    assert parts.delayed.fired == 1
+    _, due_ms = delay(parts, b"new", 10)
+    ((armed_ms, _),) = timers.waiting()
+    assert armed_ms == due_ms
+    timers.run_until(due_ms + 10)
+    assert parts.delayed.fired == 2
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
@@ -199,6 +232,14 @@ def test_messages_beyond_the_limit_of_pending_ones_are_refused(tmp_path: Path) -
     parts.advance(2_000)
     parts.delayed.admit()
     parts.close()
+
+
+def test_recalled_messages_take_no_memory_when_their_time_has_passed(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "FRESH_MAX", 8)
+    for _ in range(100):
+        parts.delayed.recall(*delay(parts, b"recalled", 60_000))
+        parts.advance(60_000)
+    assert parts.delayed.in_memory < 20
 
 
 # --- restart --------------------------------------------------------------------------------------------------------

@@ -101,6 +101,17 @@ async def test_a_message_whose_record_is_damaged_is_not_moved_and_stays_pending(
         await client.timers.cancel(sent.recall_handle)
 
 
+async def test_a_message_whose_record_is_damaged_can_be_replaced(tmp_path: Path, node: Node, client: Client) -> None:
+    sent = await client.send(TOPIC, b"x" * 100, delay_ms=HOUR_MS, timer_key="k")
+    (segment,) = (tmp_path / "data" / DIRECTORY).iterdir()
+    with segment.open("r+b") as log:
+        log.seek(segment.read_bytes().index(b"x" * 100))
+        log.write(b"y")
+    await client.send(TOPIC, b"new", delay_ms=HOUR_MS, timer_key="k")
+    with pytest.raises(AlreadyRecalled):
+        await client.timers.cancel(sent.recall_handle)
+
+
 def use_synchronously(target: str) -> None:
     with SyncClient(target) as client:
         sent = client.send(TOPIC, b"x", delay_ms=HOUR_MS, timer_key="k")

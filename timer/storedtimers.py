@@ -1,0 +1,107 @@
+"""Reads the delayed messages of an index that nobody changes, for tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.store.index import Index
+from penstock.store.options import MINUTE_MS
+from penstock.timer.buckets import (
+    BUCKET_KEY,
+    CHUNK,
+    CHUNK_KEY,
+    COUNT_VALUE,
+    COUNTS,
+    CURSORS,
+    FRESH,
+    FRESH_KEY,
+    MINUTE_KEY,
+    RECALLED,
+    RECALLED_KEY,
+    WIDTHS_MS,
+)
+from penstock.timer.entries import Cursors, Entries
+
+DAY_MS = 24 * 60 * MINUTE_MS
+
+Described = tuple[int, int, int, int, int, bytes]
+"""A pending message: position, due time in ms since 1970, account, size, tag hash and topic."""
+
+
+class StoredTimers:
+    """The delayed messages of an index.
+
+    Parameters:
+        index: is only read. All methods raise ValueError or struct.error where it has rows that can't be decoded.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.cursors = Cursors()
+        row = index.get(CURSORS)
+        if row is not None:
+            self.cursors.decode(row)
+
+    def days(self) -> set[int]:
+        """Return the numbers of the days, since 1970, in which messages may be due."""
+        found: set[int] = set()
+        for _, entries in self._rows(FRESH):
+            found.update(np.unique(entries.rows["due"] // DAY_MS).tolist())
+        for key, _ in self._index.rows(CHUNK):
+            _, width, bucket, _ = CHUNK_KEY.unpack(key)
+            begin_ms = bucket * WIDTHS_MS[width]
+            found.update(range(begin_ms // DAY_MS, (begin_ms + WIDTHS_MS[width] - 1) // DAY_MS + 1))
+        return found
+
+    def pending(self, day: int) -> list[Described]:
+        """Return the messages that are due in a day and have neither fired nor been recalled, in order of position."""
+        begin_ms, end_ms = day * DAY_MS, (day + 1) * DAY_MS
+        recalled = np.array([position for _, position in self.recalled(begin_ms, end_ms)], dtype=np.uint64)
+        found: list[Described] = []
+        for entries in self._between(begin_ms, end_ms):
+            rows = entries.rows
+            is_pending = (rows["due"] >= begin_ms) & (rows["due"] < end_ms) & self.cursors.are_ahead(entries)
+            is_pending &= ~np.isin(rows["position"], recalled)
+            for due_ms, position, account, size, tag, topic in rows[is_pending].tolist():
+                found.append((position, due_ms, account, size, tag, entries.topics[topic]))
+        return sorted(found)
+
+    def recalled(self, begin_ms: int, end_ms: int = 2**32 * MINUTE_MS) -> Iterator[tuple[int, int]]:
+        """Yield minute and position of recalled messages that were due from one time to before another."""
+        for key, value in self._index.rows(RECALLED, MINUTE_KEY.pack(RECALLED, begin_ms // MINUTE_MS)[len(RECALLED) :]):
+            _, minute, position = RECALLED_KEY.unpack(key)
+            if value:
+                raise ValueError(f"the row of the recalled message at position {position} has a value")
+            if minute * MINUTE_MS >= end_ms:
+                return
+            yield minute, position
+
+    def counts(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Return how many messages are in the rows of each bucket, and how many there are as the index says, by bucket."""
+        found: dict[tuple[int, int], int] = {}
+        for key, entries in self._rows(CHUNK):
+            _, width, bucket, _ = CHUNK_KEY.unpack(key)
+            found[width, bucket] = found.get((width, bucket), 0) + len(entries)
+        stated: dict[tuple[int, int], int] = {}
+        for key, value in self._index.rows(COUNTS):
+            _, width, bucket = BUCKET_KEY.unpack(key)
+            (stated[width, bucket],) = COUNT_VALUE.unpack(value)
+        return {bucket: (found.get(bucket, 0), stated.get(bucket, 0)) for bucket in found.keys() | stated.keys()}
+
+    def _between(self, begin_ms: int, end_ms: int) -> Iterator[Entries]:
+        for key, entries in self._rows(FRESH):
+            FRESH_KEY.unpack(key)
+            yield entries
+        for width, width_ms in enumerate(WIDTHS_MS):
+            start = BUCKET_KEY.pack(CHUNK, width, begin_ms // width_ms)
+            stop = BUCKET_KEY.pack(CHUNK, width, (end_ms - 1) // width_ms + 1)
+            for key, value in self._index.rows(start[: len(CHUNK) + 1], start[len(CHUNK) + 1 :]):
+                if key >= stop:
+                    break
+                yield Entries.decoded(value)
+
+    def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, Entries]]:
+        for key, value in self._index.rows(prefix):
+            yield key, Entries.decoded(value)
