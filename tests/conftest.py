@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 # gRPC would start its threads anew in each child between fork and exec, where they may crash. Our children exec at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
+# Each Spark of the tests lives for seconds. There the second compiler and the threads of the parallel collector take twice the
+# processor time that they save.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # A slow machine is no failure: pytest-timeout bounds a test as a whole.
 settings.register_profile("penstock", deadline=None, max_examples=50 * DEPTH)
 settings.load_profile("penstock")
