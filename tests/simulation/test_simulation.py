@@ -15,7 +15,7 @@ from tests.simulation.runs import Outcome, catch
 
 ROOT = Path(__file__).parents[2]
 
-SEEDS = 500 * DEPTH
+SEEDS = 200 * DEPTH
 """Seeds of one test."""
 
 

@@ -1,12 +1,16 @@
-"""A process that repairs a data directory and kills itself at the given step. Without a step it prints the number of steps.
+"""A process that repairs data directories, each in a fork that kills itself at a step.
 
-python -m tests.store.repair_child DATA_DIR [STEP]
+python -m tests.store.repair_child
+
+Each line of standard input names a directory and a step: `STEP DATA_DIR`, with the step -1 for a repair that is not killed. The
+answer is a line with the exit status of the fork and the number of its steps, which is 0 if it was killed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +24,8 @@ EVENTS = frozenset(("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"))
 """Audit events of the file operations of `repair`. Syncs have no audit event, and are counted separately."""
 
 
-def main(data_dir: Path, last: int) -> None:
+def repair_until(data_dir: Path, last: int) -> int:
+    """Repair a directory, and return the number of steps. At step `last`, the process ends."""
     steps = 0
 
     def step() -> None:
@@ -48,8 +53,28 @@ def main(data_dir: Path, last: int) -> None:
     sys.addaudithook(heard)
     repair(data_dir, damages)
     last = -1
-    print(steps)
+    return steps
+
+
+def main() -> None:
+    for line in sys.stdin:
+        last, _, data_dir = line.rstrip("\n").partition(" ")
+        reading, writing = os.pipe()
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                os.write(writing, str(repair_until(Path(data_dir), int(last))).encode())
+                status = 0
+            except BaseException:  # as an interpreter does, which then exits with 1
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(writing)
+        steps = os.read(reading, 100).decode() or "0"
+        os.close(reading)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), steps, flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else -1)
+    main()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -180,14 +181,28 @@ def _tree(data_dir: Path) -> dict[str, bytes]:
     return {str(path.relative_to(data_dir)): path.read_bytes() for path in kept}
 
 
-def _repair_in_child(data_dir: Path, *step: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.store.repair_child", str(data_dir), *map(str, step)]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
+@pytest.fixture
+def repair_in_child() -> Iterator[Callable[[Path, int], tuple[int, int]]]:
+    """Repair a directory in a process that is killed at a step, or not at step -1. Return its status and number of steps."""
+    command = [sys.executable, "-m", "tests.store.repair_child"]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as forking:
+        stdin, stdout = forking.stdin, forking.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def run(data_dir: Path, step: int) -> tuple[int, int]:
+            print(step, data_dir, file=stdin, flush=True)
+            status, steps = map(int, stdout.readline().split())
+            return status, steps
+
+        yield run
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("index", ["kept", "unusable"])
-def test_the_next_repair_completes_one_that_was_killed_at_any_step(tmp_path: Path, index: str) -> None:
+def test_the_next_repair_completes_one_that_was_killed_at_any_step(
+    tmp_path: Path, index: str, repair_in_child: Callable[[Path, int], tuple[int, int]]
+) -> None:
     _write_log(tmp_path / "damaged")
     records = _records(tmp_path / "damaged")
     for victim in (records[2], records[-4]):
@@ -195,7 +210,8 @@ def test_the_next_repair_completes_one_that_was_killed_at_any_step(tmp_path: Pat
     if index == "unusable":
         (tmp_path / "damaged" / DAMAGED).write_text("a block is damaged\n")
     shutil.copytree(tmp_path / "damaged", tmp_path / "repaired")
-    steps = int(_repair_in_child(tmp_path / "repaired").stdout)
+    status, steps = repair_in_child(tmp_path / "repaired", -1)
+    assert status == 0
     assert steps > 15
     wanted = _tree(tmp_path / "repaired")
     after = _records(tmp_path / "repaired")
@@ -203,7 +219,7 @@ def test_the_next_repair_completes_one_that_was_killed_at_any_step(tmp_path: Pat
     for step in range(steps):
         data_dir = tmp_path / str(step)
         shutil.copytree(tmp_path / "damaged", data_dir)
-        assert _repair_in_child(data_dir, step).returncode == KILLED
+        assert repair_in_child(data_dir, step) == (KILLED, 0)
         repair(data_dir, survey(data_dir).damages)
         found = _tree(data_dir)
         assert any(name.startswith("index/") for name in found) == (index == "kept"), step

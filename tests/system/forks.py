@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any
 
-from tests.chaos.launching import MESSAGE_BYTES_MAX, ROOT, python_path
+from tests.chaos.launching import MESSAGE_BYTES_MAX, ROOT, Descriptors, python_path
 
 START_S_MAX = 60.0
 
@@ -75,6 +75,7 @@ class Forks:
         stderr: int,
         directory: Path = ROOT,
         environment: Mapping[str, str],
+        descriptors: Descriptors | None = None,
     ) -> ForkedProcess:
         """Fork a process.
 
@@ -85,11 +86,13 @@ class Forks:
             stderr: a descriptor that gets standard error.
             directory: where the process runs.
             environment: all variables of the process.
+            descriptors: limits of descriptors, if not those of this process.
         """
         asked: dict[str, Any] = {
             "arguments": list(arguments),
             "directory": str(directory.absolute()),
             "environment": dict(environment),
+            "descriptors": descriptors,
         }
         reading, writing = os.pipe() if stdout is None else (-1, stdout)
         try:

@@ -52,7 +52,7 @@ class NodeProcess:
         self.log = data_dir.with_suffix(".log")
         self.descriptors = descriptors
         self.addresses: dict[str, str] = {}
-        self._is_anew = anew or descriptors is not None or listener is not None
+        self._is_anew = anew or listener is not None
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def start(self, *options: str, directory: Path = ROOT) -> NodeProcess:
@@ -65,7 +65,13 @@ class NodeProcess:
             if self._is_anew or "LD_PRELOAD" in environment:
                 self._process = self._start_anew(arguments, log.fileno(), directory, environment)
             else:
-                self._process = forks().launch(arguments, stderr=log.fileno(), directory=directory, environment=environment)
+                self._process = forks().launch(
+                    arguments,
+                    stderr=log.fileno(),
+                    directory=directory,
+                    environment=environment,
+                    descriptors=self.descriptors,
+                )
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
         assert line.startswith("ready "), f"{line!r}\n{self.log.read_text()}"

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system import processes
-from tests.system.processes import NodeProcess
+from tests.system.processes import NodeProcess, run_penstock
 
-run_penstock = partial(processes.run_penstock, anew=True)
+run_anew = partial(run_penstock, anew=True)
 
 
 @pytest.fixture
@@ -42,12 +41,12 @@ def test_the_ready_line_names_the_addresses_really_listened_on(node_anew: NodePr
 def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node_anew: NodeProcess) -> None:
     node_anew.start()
     address = node_anew.addresses["mqtt"]
-    assert run_penstock("pub", "a/b", "kept", "--mqtt", address).returncode == 0
+    assert run_anew("pub", "a/b", "kept", "--mqtt", address).returncode == 0
     assert node_anew.stop() == 0
     node_anew.start()
     state = json.loads(_get(node_anew, "/api/v1/state")[1])
     assert state["log"]["replayed_at_start"] == 0, "an orderly end leaves nothing to replay"
-    popped = run_penstock("pop", "a/#", "--group", "g", "--pop", node_anew.addresses["pop"], "--json")
+    popped = run_anew("pop", "a/#", "--group", "g", "--pop", node_anew.addresses["pop"], "--json")
     assert json.loads(popped.stdout)["body"] == "kept"
 
 
@@ -92,7 +91,7 @@ def test_an_unknown_option_names_the_nearest_known_one(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_calls_are_one_clear_line(arguments: list[str], expected: str) -> None:
-    ended = run_penstock(*arguments)
+    ended = run_anew(*arguments)
     assert ended.returncode in (1, 2)
     assert expected in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -112,7 +111,7 @@ def test_a_node_opens_nothing_to_strangers_unless_it_is_told_to(node: NodeProces
 
 def test_print_config_is_a_file_that_serve_reads(node: NodeProcess, tmp_path: Path) -> None:
     config = tmp_path / "penstock.toml"
-    config.write_text(run_penstock("serve", "--print-config").stdout)
+    config.write_text(run_anew("serve", "--print-config").stdout)
     node.start("--config", str(config))
 
 
