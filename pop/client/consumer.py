@@ -13,6 +13,7 @@ import grpc.aio
 
 from penstock.pop.client import answers
 from penstock.pop.client.message import Message
+from penstock.pop.client.requests import attempt_ids
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.settlements import AckItem, Settlements, by_item, handles_of
 from penstock.pop.client.statuses import error_of_call
@@ -32,8 +33,7 @@ EMPTY_S_MIN = 0.1
 (`pop.wait_ms_max = 0`), and must not be flooded with polls then."""
 
 ANSWER_S_MAX = 0.2
-"""A poll older than this waits for messages and can be cancelled. The node may have answered a younger one already. Cancelling
-that one would lose its messages until their invisible time ends, so closing waits for it."""
+"""A poll older than this waits for messages, and closing cancels it. It waits for a younger one, which is answered soon."""
 
 
 class Consumer:
@@ -84,6 +84,8 @@ class Consumer:
         self._poller: asyncio.Task[None] | None = None
         self._poll_call: grpc.aio.UnaryUnaryCall[pb.PopRequest, pb.PopResponse] | None = None
         self._polled_s = 0.0
+        self._attempts = attempt_ids()
+        request.attempt_id = next(self._attempts)
         self._closer: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._delays = RetryDelays()
@@ -95,6 +97,8 @@ class Consumer:
         """Why the last poll failed; empty if it succeeded. The consumer goes on trying."""
         self.was_answered = False
         """Whether the node has answered a poll."""
+        self._is_cut_short = False
+        """Whether a poll was cancelled that the node may have answered."""
         self._closing = asyncio.Event()
         self._wake = asyncio.Event()
         """Wakes the poller: the buffer has room again, or the consumer closes."""
@@ -241,6 +245,7 @@ class Consumer:
             except asyncio.CancelledError:
                 settlements.put_back(acks)
                 if self._closing.is_set():
+                    self._is_cut_short = not self.problem
                     return  # `aclose` cancelled the call.
                 raise
             self._delays.reset()
@@ -252,6 +257,7 @@ class Consumer:
             if not answer.messages:
                 settlements.acks.release()  # The next pop may wait for messages.
             if answer.messages:
+                self._request.attempt_id = next(self._attempts)
                 if settlements.tracing is not None:
                     settlements.tracing.received(settlements.group, self._request.filter, answer.messages, began_ns)
                 now_s = loop.time()
@@ -347,9 +353,20 @@ class Consumer:
             await asyncio.wait((self._poller,))
         unseen = _handles(self._unseen.clear())
         self._arrived.set()
+        if self._is_cut_short:
+            unseen += await self._answered_meanwhile()
         await self._settlements.give_back(unseen, self._close_s)
         await self._settlements.acks.flush(self._close_s)
         self._on_close(self)
+
+    async def _answered_meanwhile(self) -> list[str]:
+        """Return the handles of the messages that a poll had got when it was cancelled; or of one that is visible now."""
+        self._request.wait_ms, self._request.messages_max = 0, 1
+        try:
+            answer = await self._stub.Pop(self._request, timeout=self._close_s)
+        except grpc.aio.AioRpcError:
+            return []  # What the poll may have got comes back when its invisible time is over.
+        return [message.handle for message in answer.messages]
 
 
 def _answers(acks: list[tuple[AckItem, asyncio.Future[Any]]], statuses: Sequence[pb.Status]) -> list[Any]:

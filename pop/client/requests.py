@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
+from secrets import token_hex
 from typing import Literal, TypedDict
 
 from penstock.pop.client.outgoing import OutgoingMessage
@@ -201,3 +203,11 @@ def redrive(group: str, message_ids: Iterable[str] | None) -> pb.RedriveRequest:
     if message_ids is not None and not ids:
         raise ValueError("name the messages to send back, or give None for all of them")
     return pb.RedriveRequest(group=group, message_ids=ids)
+
+
+def attempt_ids() -> Iterator[str]:
+    """Return ids for the polls of a consumer.
+
+    A poll whose answer may have been lost is repeated with its id, and so gets at once what was in the answer.
+    """
+    return map((token_hex(4) + "-{:x}").format, count())

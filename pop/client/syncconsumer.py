@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.pop.client.calls import SyncCalls
+from penstock.pop.client.requests import attempt_ids
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
 from penstock.pop.client.tracing import Tracing, now_ns
@@ -46,6 +47,10 @@ class SyncConsumer:
         """Guards `_unseen`. Notified when messages wait again, and when the loop ends."""
         self._watcher: threading.Thread | None = None
         self._ended = False
+        self._attempts = attempt_ids()
+        request.attempt_id = next(self._attempts)
+        self._is_polling = False
+        """True while a poll is under way. If it stays so, something such as Ctrl-C cut the poll short."""
 
     def messages(self) -> Generator[SyncMessage]:
         """Yield messages without end. While the node is away, wait for it. Return unseen messages when the loop ends."""
@@ -64,6 +69,7 @@ class SyncConsumer:
                 try:
                     self._pop()
                 except (NodeUnavailable, Overloaded) as error:
+                    self._is_polling = False
                     wait_s = delays.next_s()
                     logger.warning("group %s: %s; the consumer polls again in %.2f s", self._request.group, error, wait_s)
                     time.sleep(wait_s)
@@ -74,15 +80,20 @@ class SyncConsumer:
                 self._ended = True
                 left = self._unseen.clear()
                 self._changed.notify()
+            if self._is_polling:
+                left += self._answered_meanwhile()
             self._give_back(left)
 
     def _pop(self) -> None:
         with self._changed:
             self._request.messages_max = min(max(self._unseen.room(time.monotonic()), 1), self._batch)
         began_ns = now_ns()
+        self._is_polling = True
         answer = self._call(self._stub.Pop, self._request, self._request.wait_ms)
+        self._is_polling = False
         if not answer.messages:
             return
+        self._request.attempt_id = next(self._attempts)
         if self._settlements.tracing is not None:
             self._settlements.tracing.received(self._request.group, self._request.filter, answer.messages, began_ns)
         with self._changed:
@@ -94,6 +105,15 @@ class SyncConsumer:
                     self._watcher = threading.Thread(target=self._watch, name="penstock-consumer", daemon=True)
                     self._watcher.start()
                 self._changed.notify()
+
+    def _answered_meanwhile(self) -> list[SyncMessage]:
+        """Return the messages that a poll had got when it was cut short; or one that is visible now."""
+        self._request.wait_ms, self._request.messages_max = 0, 1
+        try:
+            answer = self._call(self._stub.Pop, self._request, 0)
+        except PopError:
+            return []  # What the poll may have got comes back when its invisible time is over.
+        return [SyncMessage(each, self._settlements) for each in answer.messages]
 
     def _watch(self) -> None:
         while True:
