@@ -118,7 +118,8 @@ def _publish(row: str, load: Load, setting: Setting) -> Generator[Figures]:
         for name, text in CONFIGS.items():
             config = directory / f"{name}.toml"
             config.write_text(text.format(directory=directory))
-            nodes[name] = stack.enter_context(penstock(setting.fresh(), "--config", str(config)))
+            start = partial(penstock, setting.fresh(), "--config", str(config))
+            nodes[name] = stack.enter_context(setting.broker(name, start))
         for node in nodes.values():
             run_load(node.host, node.port, Load(qos=1, msgs=1, login=1))  # the node remembers the password from here on
             run_load(node.host, node.port, load)

@@ -86,8 +86,12 @@ def _in_turn(name: str, open_load: OpenLoad) -> Measure:
     return measure
 
 
+def _node(setting: Setting, tree: Tree) -> AbstractContextManager[BrokerProcess]:
+    return setting.broker(tree.name, partial(_own_node, setting, tree))
+
+
 @contextmanager
-def _node(setting: Setting, tree: Tree) -> Iterator[BrokerProcess]:
+def _own_node(setting: Setting, tree: Tree) -> Iterator[BrokerProcess]:
     data_dir = setting.fresh()
     try:
         with penstock(data_dir, tree=tree) as node:

@@ -59,13 +59,14 @@ def _prepare(setting: Setting) -> None:
 def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[BrokerProcess]]:
     """Run Penstock and its rivals. With `bounded`, mosquitto drops messages above its default limits."""
     starts: dict[str, Start] = {
-        RIVAL: lambda: mosquitto(bounded=bounded),
+        RIVAL: partial(mosquitto, bounded=bounded),
         "nats-server": lambda: nats_server(setting.fresh()),
         "floor": floor,
     }
     with ExitStack() as stack:
         brokers = [stack.enter_context(setting.node())]
-        brokers += [stack.enter_context(starts[name]()) for name in setting.options.rivals]
+        kind = "bounded" if bounded else "unbounded"
+        brokers += [stack.enter_context(setting.broker(f"{name}, {kind}", starts[name])) for name in setting.options.rivals]
         yield brokers
 
 
@@ -190,7 +191,7 @@ def _slow(setting: Setting) -> Generator[Figures]:
     messages a second each, to 23 GB for all of them after the minute. The row shows the second half of the minute, and compares
     it with the same minute without the 100 subscribers.
     """
-    seconds, readers = setting.count(SLOW_S, 2), SLOW_SUBSCRIBERS - SLOW_STALLED
+    seconds, readers = setting.count(SLOW_S, 1), SLOW_SUBSCRIBERS - SLOW_STALLED
     _allow_files(SLOW_SUBSCRIBERS + SPARE_FILES)
     load = Load(
         pubs=10, subs=readers, qos=1, topics=readers, own=1, rate=SLOW_PER_S, msgs=SLOW_PER_S * seconds, timeout=seconds + 60

@@ -164,7 +164,7 @@ def _brokers(setting: Setting) -> Iterator[list[Broker]]:
         brokers = [stack.enter_context(_node(setting))]
         for name in (each for each in setting.options.rivals if each in starts):
             start, broker_of = starts[name]
-            brokers.append(broker_of(stack.enter_context(start())))
+            brokers.append(broker_of(stack.enter_context(setting.broker(name, start))))
         yield brokers
 
 
@@ -274,10 +274,11 @@ def _workplaces(setting: Setting) -> Iterator[dict[str, Callable[[str, int, int]
     with ExitStack() as stack:
         places: dict[str, Callable[[str, int, int], float]] = {}
         if RIVAL in setting.options.rivals:
-            peer = stack.enter_context(redis_server(setting.fresh()))
+            peer = stack.enter_context(setting.broker(RIVAL, lambda: redis_server(setting.fresh())))
             places[RIVAL] = partial(redis, f"{peer.host}:{peer.port}")
         if NATS in setting.options.rivals:
-            places[NATS] = partial(nats, stack.enter_context(nats_server(setting.fresh())).addresses["nats"])
+            peer = stack.enter_context(setting.broker(NATS, lambda: nats_server(setting.fresh())))
+            places[NATS] = partial(nats, peer.addresses["nats"])
         yield places
 
 

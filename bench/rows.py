@@ -14,8 +14,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -67,6 +67,8 @@ class Setting:
     directory: Path
     options: argparse.Namespace
     tell: Callable[[str], None]
+    _shared: dict[str, BrokerProcess] = field(default_factory=dict)
+    _until_the_end: ExitStack = field(default_factory=ExitStack)
 
     def count(self, full: int, quick: int) -> int:
         """Return `full`, or `quick` if the run only has to show that the row works."""
@@ -77,13 +79,43 @@ class Setting:
         return Path(tempfile.mkdtemp(dir=self.directory))
 
     @contextmanager
-    def node(self, data_dir: Path | None = None) -> Iterator[BrokerProcess]:
+    def broker(self, name: str, start: Callable[[], AbstractContextManager[BrokerProcess]]) -> Iterator[BrokerProcess]:
+        """Run a broker for a row. In a quick run, rows share what has the same name, because most of their time is starts.
+
+        Args:
+            name: of brokers that are alike.
+            start: starts the broker. The end of its context stops it.
+
+        Raises:
+            BrokerFailed
+        """
+        if not self.options.quick:
+            with start() as broker:
+                yield broker
+            return
+        if name not in self._shared:
+            self._shared[name] = self._until_the_end.enter_context(start())
+        yield self._shared[name]
+
+    def close(self) -> None:
+        """Stop the brokers that rows have shared.
+
+        Raises:
+            BrokerFailed
+        """
+        self._until_the_end.close()
+
+    def node(self, data_dir: Path | None = None) -> AbstractContextManager[BrokerProcess]:
         """Run a node on `data_dir`, or on a new directory. With `--profile`, print where its time went.
 
         Raises:
             BrokerFailed
         """
-        with penstock(data_dir or self.fresh()) as node:
+        return self._node(data_dir) if data_dir is not None else self.broker(OURS, lambda: self._node(self.fresh()))
+
+    @contextmanager
+    def _node(self, data_dir: Path) -> Iterator[BrokerProcess]:
+        with penstock(data_dir) as node:
             if not self.options.profile:
                 yield node
                 return
@@ -262,7 +294,7 @@ def run(
         failed = ["interrupted"]
         # On SIGTERM, stop the brokers and print the results so far, which took minutes.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
+        with closing(setting), suppress(KeyboardInterrupt):
             failed = measure_all(chosen_rows, setting, found, failures)
     if options.json:
         text = orjson.dumps({"machine": about, "figures": found, "failed": failed}, option=orjson.OPT_INDENT_2) + b"\n"
