@@ -5,8 +5,8 @@ PYTHON ?= python3
 SECONDS ?= 600
 MINUTES ?= 60
 SEEDS ?= 0-999
-# Tests wait for processes, disks and other languages for a third of their time, so two cores run three at once.
-WORKERS ?= 3
+# Tests wait for disks, processes and other languages for half of their time, so two cores run four at once.
+WORKERS ?= 4
 FAULTS ?= all
 SEED ?= 1
 ROUNDS ?= 20

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -101,6 +102,18 @@ NODES = frozenset(("broker", "client", "node", "start_broker", "stub"))
 
 WITH_NODES = ("tests/gateway/test_delivery.py", "tests/gateway/test_publish.py", "tests/pop/test_poll.py")
 """Tests with nodes that `make test-fast` runs all the same: the main ways of a message."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector the hundreds of thousands of objects of the tests themselves, which live to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
