@@ -308,7 +308,7 @@ def test_a_figure_that_grows_is_named_and_one_that_is_full_is_not() -> None:
 
 @needs_compiler
 def test_a_short_soak_writes_its_samples_and_their_plot(tmp_path: Path) -> None:
-    soak.main(["--minutes", "0.2", "--retention-s", "2", "--segment-mib", "1", "--dir", str(tmp_path), "--out", str(tmp_path)])
+    soak.main(["--minutes", "0.1", "--retention-s", "2", "--segment-mib", "1", "--dir", str(tmp_path), "--out", str(tmp_path)])
     names, *samples = (tmp_path / "soak.csv").read_text().splitlines()
     assert len(samples) >= 2
     assert {*soak.BOUNDS} <= {*names.split(","), "rows"}
