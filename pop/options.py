@@ -78,9 +78,9 @@ class PopOptions:
     responses_bytes_max: int = option(
         128 * MIB,
         "Maximum number of bytes of the responses that callers have not read yet, of all calls together. When there are more, "
-        "the caller that has most of them loses the connection with the oldest. Messages that were handed out and are not "
-        "synced yet may have a quarter of it besides; a caller with a quarter of this quarter waits for a sync. The node needs "
-        "up to three times as much memory for them.",
+        "the caller that has most of them loses the connection with the oldest, and gets nothing for a second. Messages that "
+        "were handed out and are not synced yet may have a quarter of it besides; a caller with a quarter of this quarter "
+        "waits for a sync. The node needs up to five times as much memory for them.",
         minimum=16 * MIB,
         maximum=64 * GIB,
     )

@@ -96,7 +96,7 @@ class PopServer:
         self._rocketmq = rocketmq
         self.requests = RequestBytes(options.request_bytes_max, options.requests_bytes_max)
         """Room for the requests of all calls together."""
-        self.responses = ResponseBytes(options.responses_bytes_max, self._shut_down)
+        self.responses = ResponseBytes(options.responses_bytes_max, self._shut_down, service.unsynced)
         """Room for the responses that callers have not read."""
         self.refusals = Refusals()
         """Tells callers that their calls are refused."""

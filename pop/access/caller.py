@@ -42,6 +42,19 @@ _TRACE_KEYS: Final = (TRACEPARENT, TRACESTATE)
 _SERVED: ContextVar[ServedCallWithMetadata | None] = ContextVar("served", default=None)
 
 
+_PEER: ContextVar[str] = ContextVar("peer", default="")
+
+
+def note_peer(context: ServedCall) -> None:
+    """Note the peer of the call that begins. gRPC crashes when it is asked for the peer of a call that has ended."""
+    _PEER.set(context.peer())
+
+
+def peer_of(context: ServedCall) -> str:
+    """Return the address of the caller of the present call, as gRPC names it: see `ServedCall.peer`."""
+    return _PEER.get() or context.peer()
+
+
 def note_call(context: ServedCallWithMetadata) -> None:
     """Note that the call of this context is being served. Every method that may create something calls it first."""
     _SERVED.set(context)
@@ -52,7 +65,7 @@ def address_of(context: ServedCall) -> str:
 
     A connection that came through `pop.front` has it in the name of its socket: `unix-abstract:penstock-TOKEN:127.0.0.1:4711`.
     """
-    kind, _, address = context.peer().partition(":")
+    kind, _, address = peer_of(context).partition(":")
     if kind == "unix-abstract":
         kind, address = "ipv6", address.partition(":")[2]
     host = address.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")

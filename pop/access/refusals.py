@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from penstock.pop.access.caller import address_of
+from penstock.pop.access.caller import address_of, note_peer
 from penstock.store.causer import source_of
 
 AT_ONCE: Final = 100
@@ -79,6 +79,7 @@ class Refusals:
 
     def _stream_unary(self, serve: Any) -> Any:
         async def called(requests: Any, context: Any) -> Any:
+            note_peer(context)
             try:
                 return await serve(requests, context)
             except CallRefused as error:
@@ -89,6 +90,7 @@ class Refusals:
 
     def _stream_stream(self, serve: Any) -> Any:
         async def called(requests: Any, context: Any) -> AsyncIterator[Any]:
+            note_peer(context)
             try:
                 async with aclosing(serve(requests, context)) as responses:
                     async for response in responses:

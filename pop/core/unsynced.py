@@ -42,6 +42,8 @@ class Unsynced:
         self._waiting: dict[Hashable, deque[Callable[[], None]]] = {}
         """Calls that wait for room, by caller. The caller whose turn is next comes first."""
         self._going_on = False
+        self._held: set[Hashable] = set()
+        """Callers that have no room, whatever they hold."""
         self.used = 0
         """Bytes that wait for their sync."""
 
@@ -50,7 +52,16 @@ class Unsynced:
         return caller is None or (caller not in self._waiting and self._has_room(caller))
 
     def _has_room(self, caller: Hashable) -> bool:
-        return self.used < self._all_max and self._bytes.get(caller, 0) < self._each_max
+        return caller not in self._held and self.used < self._all_max and self._bytes.get(caller, 0) < self._each_max
+
+    def hold(self, caller: Hashable) -> None:
+        """Give a caller no room until `release`."""
+        self._held.add(caller)
+
+    def release(self, caller: Hashable) -> None:
+        """Give a caller room again as others have it."""
+        self._held.discard(caller)
+        self._go_on()
 
     def add(self, caller: Hashable | None, size: int) -> None:
         """Count messages that were just handed out, until they are durable."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from penstock.pop.access.caller import peer_of
 from penstock.pop.access.refusals import CallRefused
 from penstock.store.options import MIB
 
@@ -124,7 +125,7 @@ class RequestBytes:
             RequestRefused: there is no room, or the request comes too slowly while others wait, or is too large.
         """
         if self._waiting or self._free < self._request_max:
-            await self._wait(context.peer())
+            await self._wait(peer_of(context))
         else:
             self._free -= self._request_max
         loop = asyncio.get_running_loop()

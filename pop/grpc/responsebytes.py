@@ -2,13 +2,16 @@
 
 A caller need not read what it asked for, and gRPC keeps a response until then, even if the call is cancelled on this side. So
 the bytes of the responses that are not read are counted. Where they are too many, the caller that has most of them loses the
-connection with its oldest response. A caller that reads is hardly ever that one, so nobody waits for others.
+connection with its oldest response. A caller that reads is hardly ever that one, so nobody waits for others. The caller gets no
+further messages for a second: gRPC needs some turns of the loop to free what a closed connection has, and a caller that comes
+again at once would cost the others more than its share.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -16,13 +19,17 @@ from typing import Any, Final
 import grpc
 import structlog
 
-from penstock.pop.access.caller import CALLER, address_of
-from penstock.store.causer import source_of
+from penstock.pop.access.caller import CALLER, address_of, causer_of_call, peer_of
+from penstock.pop.core.unsynced import Unsynced
+from penstock.store.causer import NODE, Causer, source_of
 
 logger = structlog.get_logger("pop")
 
 COUNTED_FROM: Final = 4_096
 """Bytes from which a response counts. A smaller one takes no more than the call itself."""
+
+HOLD_S: Final = 1.0
+"""Seconds for which a caller gets no messages after a connection of it was closed."""
 
 ENDING_PERCENT: Final = 75
 """Percent of the room that may be in use after connections were closed, so that they are closed several at a time."""
@@ -31,14 +38,12 @@ ENDING_PERCENT: Final = 75
 class _Unread:
     """A response that its caller has not read, or what a stream keeps for it."""
 
-    __slots__ = ("caller", "is_ended", "peer", "size")
+    __slots__ = ("caller", "peer", "size")
 
-    def __init__(self, caller: Hashable, peer: str, size: int) -> None:
+    def __init__(self, caller: Causer, peer: str, size: int) -> None:
         self.caller = caller
         self.peer = peer
         self.size = size
-        self.is_ended = False
-        """True once its connection is being closed."""
 
 
 class Kept:
@@ -46,12 +51,14 @@ class Kept:
 
     Parameters:
         responses: counts it.
-        context: of the call.
+        peer: of the call.
     """
 
-    def __init__(self, responses: ResponseBytes, context: Any) -> None:
+    def __init__(self, responses: ResponseBytes, peer: str) -> None:
         self._responses = responses
-        self._context = context
+        self._peer = peer
+        self.caller = NODE
+        """Who called."""
         self._unread: _Unread | None = None
         self.size = 0
         """Bytes that count."""
@@ -65,7 +72,7 @@ class Kept:
             if not self.size:
                 self._unread = None
         elif self.size:
-            self._unread = self._responses.add(_caller_of(self._context), self._context.peer(), self.size)
+            self._unread = self._responses.add(self.caller, self._peer, self.size)
 
 
 _KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)
@@ -73,7 +80,10 @@ _KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)
 
 def kept_by_call() -> Kept | None:
     """Return what the present call keeps; None outside of a stream of responses that is served by gRPC."""
-    return _KEPT.get()
+    kept = _KEPT.get()
+    if kept is not None:
+        kept.caller = causer_of_call()
+    return kept
 
 
 class ResponseBytes:
@@ -82,15 +92,21 @@ class ResponseBytes:
     Parameters:
         all_max: the bytes of the responses of all calls together.
         close: closes the connections of peers.
+        unsynced: lets a caller wait while its connections are being closed.
     """
 
-    def __init__(self, all_max: int, close: Callable[[Collection[str]], Coroutine[Any, Any, object]]) -> None:
+    def __init__(
+        self, all_max: int, close: Callable[[Collection[str]], Coroutine[Any, Any, object]], unsynced: Unsynced
+    ) -> None:
         self._all_max = all_max
         self._close = close
-        self._closing: set[asyncio.Task[object]] = set()
-        self._unread: dict[Hashable, dict[_Unread, None]] = {}
+        self._unsynced = unsynced
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._holds: Counter[Causer] = Counter()
+        """By caller that waits: how many times connections of it were closed."""
+        self._unread: dict[Causer, dict[_Unread, None]] = {}
         """Responses by caller, the oldest first."""
-        self._bytes: dict[Hashable, int] = {}
+        self._bytes: dict[Causer, int] = {}
         self.used = 0
         """Bytes that are not read."""
         self.ended = 0
@@ -107,7 +123,7 @@ class ResponseBytes:
             return grpc.unary_stream_rpc_method_handler(served, deserialize, serialize)
         return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary), deserialize, serialize)
 
-    def add(self, caller: Hashable, peer: str, size: int) -> _Unread:
+    def add(self, caller: Causer, peer: str, size: int) -> _Unread:
         """Count a response, and close the connections for whose responses there is no more room."""
         unread = _Unread(caller, peer, size)
         self._unread.setdefault(caller, {})[unread] = None
@@ -119,20 +135,33 @@ class ResponseBytes:
 
     def _make_room(self) -> None:
         peers: set[str] = set()
+        callers: set[Causer] = set()
         while self.used > self._all_max * ENDING_PERCENT // 100:
             most = max(self._bytes, key=self._bytes.__getitem__)
             oldest = next(iter(self._unread[most]))
             peers.add(oldest.peer)
             for unread in [each for each in self._unread[most] if each.peer == oldest.peer]:
                 self.remove(unread)
-                unread.is_ended = True
+            callers.add(most)
         self.ended += len(peers)
         logger.warning(
             "grpc.unread", connections=len(peers), why="callers did not read their responses: pop.responses_bytes_max"
         )
-        closing = asyncio.create_task(self._close(peers))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        task = asyncio.create_task(self._close_and_hold(peers, callers))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close_and_hold(self, peers: Collection[str], callers: Collection[Causer]) -> None:
+        for caller in callers:
+            self._holds[caller] += 1
+            self._unsynced.hold(caller)
+        await self._close(peers)
+        await asyncio.sleep(HOLD_S)
+        for caller in callers:
+            self._holds[caller] -= 1
+            if not self._holds[caller]:
+                del self._holds[caller]
+                self._unsynced.release(caller)
 
     def remove(self, unread: _Unread) -> None:
         """Count a response no more. It may have been removed before."""
@@ -146,11 +175,10 @@ class ResponseBytes:
             del self._unread[unread.caller], self._bytes[unread.caller]
 
     def resize(self, unread: _Unread, size: int) -> None:
-        """Change the size of what is not read; 0 removes it. If its connection is being closed, it counts no more."""
-        if unread.is_ended:
-            return
+        """Change the size of what is not read; 0 removes it. If its connection was closed, it counts no more."""
         if not size:
             self.remove(unread)
+        if unread not in self._unread.get(unread.caller, ()):
             return
         grown = size - unread.size
         unread.size = size
@@ -164,7 +192,7 @@ class ResponseBytes:
             response = await serve(request, context)
             size = _size_of(response)
             if size >= COUNTED_FROM:
-                unread = self.add(_caller_of(context), context.peer(), size)
+                unread = self.add(_caller_of(context), peer_of(context), size)
                 context.add_done_callback(lambda _: self.remove(unread))
             return response
 
@@ -172,7 +200,7 @@ class ResponseBytes:
 
     def _stream(self, serve: Any) -> Any:
         async def called(request: Any, context: Any) -> AsyncIterator[Any]:
-            kept = Kept(self, context)
+            kept = Kept(self, peer_of(context))
             _KEPT.set(kept)
             try:
                 async with aclosing(serve(request, context)) as responses:
@@ -189,7 +217,7 @@ class ResponseBytes:
         if size < COUNTED_FROM:
             yield
             return
-        unread = self.add(_caller_of(context), context.peer(), size)
+        unread = self.add(_caller_of(context), peer_of(context), size)
         try:
             yield
         finally:
@@ -200,6 +228,6 @@ def _size_of(response: Any) -> int:
     return len(response) if isinstance(response, bytes) else int(response.ByteSize())
 
 
-def _caller_of(context: Any) -> Hashable:
+def _caller_of(context: Any) -> Causer:
     rights = CALLER.get()
-    return rights.subject.user if rights is not None else "", source_of(address_of(context))
+    return Causer.of(rights.subject.user if rights is not None else "", source_of(address_of(context)))

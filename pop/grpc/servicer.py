@@ -46,6 +46,8 @@ class PopServicer:
         sender: Sender,
         options: PopOptions,
     ) -> None:
+        self.unsynced = core.unsynced
+        """Room for messages that were handed out and wait for the sync of their checkpoint."""
         responses = PopResponses(core.dead_letter_origins, handles)
         self.Send = SendMethods(store, sender, options.message_bytes_max).Send
         self.Pop = PopMethods(core, core.groups, store, responses, options).Pop

@@ -6,19 +6,51 @@ import asyncio
 import os
 import socket
 from collections.abc import Collection
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from penstock import Client
+from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream
 from penstock.pop.grpc.peersockets import shut_down
 from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.pop.options import PopOptions
+from penstock.store.causer import Causer
 from penstock.store.options import MIB
 from tests.pop.unreading import Unreading
 from tests.pop.wiring import FILTER, TOPIC, Node, Parts
 from tests.waiting import until
+
+
+async def test_connections_that_come_again_and_again_and_read_nothing_harm_nobody(tmp_path: Path) -> None:
+    async with Node(tmp_path / "data", pop=PopOptions(responses_bytes_max=16 * MIB)) as node:
+        assert node._server is not None
+        responses, most, numbers = node._server.responses, 0, count()
+
+        async def flood(topic: str) -> None:
+            nonlocal most
+            while True:
+                unreading = await Unreading.to(node.port)
+                for _ in range(6):
+                    unreading.consume(f"flood-{next(numbers)}", topic)
+                    unreading.pop(f"flood-{next(numbers)}", topic, wait_ms=20_000)
+                    unreading.pop(f"flood-{next(numbers)}", topic, wait_ms=20_000)
+                await node.until(lambda: node.core.waiting >= 18)
+                for _ in range(3):
+                    node.publish(bytes(900_000), topic=topic)
+                most = max(most, responses.used)
+                await unreading.ended()
+                unreading.close()
+
+        async with asyncio.timeout(60):
+            floods = [asyncio.create_task(flood(f"flood/{number}")) for number in range(3)]
+            await until(lambda: responses.ended >= 6)
+            for each in floods:
+                each.cancel()
+            await asyncio.wait(floods)
+        assert most <= 16 * MIB + 3 * MIB
 
 
 def publish(node: Parts, count: int) -> None:
@@ -55,14 +87,19 @@ async def test_whoever_has_most_unread_loses_the_connection_with_its_oldest() ->
     async def close(peers: Collection[str]) -> None:
         closed.append(set(peers))
 
-    responses = ResponseBytes(100, close)
-    responses.add("much", "old", 30)
-    small = responses.add("little", "honest", 20)
-    responses.add("much", "old", 5)
-    responses.add("much", "new", 40)
-    responses.add("little", "honest", 10)  # more than there is room for
+    unsynced = Unsynced(lambda _: None, 100)
+    responses = ResponseBytes(100, close, unsynced)
+    much, little = Causer.of("much", "192.0.2.1"), Causer.of("little", "192.0.2.1")
+    responses.add(much, "old", 30)
+    small = responses.add(little, "honest", 20)
+    responses.add(much, "old", 5)
+    responses.add(much, "new", 40)
+    responses.add(little, "honest", 10)  # more than there is room for
     await until(lambda: closed)
     assert closed == [{"old"}]
+    assert not unsynced.fits(much), "it gets nothing for a second"
+    assert unsynced.fits(little)
+    await until(lambda: unsynced.fits(much))
     assert (responses.used, responses.ended) == (20 + 40 + 10, 1)
     responses.remove(small)
     responses.remove(small)

@@ -197,7 +197,7 @@ class Unread(CallAttack):
     )
     must_get = "the end of the connection, once pop.responses_bytes_max (64 MiB) are not read"
     options: ClassVar[dict[str, str]] = {"pop": f"responses_bytes_max = {64 * MIB}\ngroups_max = 100000"}
-    peak_mib = 256  # Three times what the option says, and a quarter more for what is not synced.
+    peak_mib = 384  # Five times what the option says, and the attacker's own messages.
 
     WAIT_S = 0.2
     """How long pops may take to be waiting."""
