@@ -15,7 +15,7 @@ from tests.simulation.runs import Outcome, catch
 
 ROOT = Path(__file__).parents[2]
 
-SEEDS = 200 * DEPTH
+SEEDS = 500 * DEPTH
 """Seeds of one test."""
 
 
