@@ -79,7 +79,7 @@ RETRY_S = 0.05
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last one means that another version has created the index, with options or column families that this version lacks."""
 
-FORMAT = 17
+FORMAT = 18
 """Version of the key and value formats. A start rebuilds an index of any other version."""
 
 META_KEY = b"Mcovered"

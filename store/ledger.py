@@ -286,6 +286,21 @@ class Ledger:
         account.parent = parent
         self._changed[account.id] = account
 
+    def causer_of(self, account_id: int) -> Causer:
+        """Return who is charged by way of an account; the node if the ledger does not have the account."""
+        names: dict[AccountKind, str] = {}
+        account = self._find(account_id)
+        while account is not None and account.id != NODE_ACCOUNT:
+            names[account.kind] = account.name
+            account = self._find(account.parent)
+        return Causer(
+            user=names.get(AccountKind.USER, ""),
+            source=names.get(AccountKind.SOURCE, ""),
+            client=names.get(AccountKind.CLIENT, ""),
+            tenant=names.get(AccountKind.TENANT, ""),
+            topic=names.get(AccountKind.MEMBER, ""),
+        )
+
     # --- what lasts only as long as a connection --------------------------------------------------------------------
 
     def hold(self, causer: Causer, resource: Resource, amount: int = 1) -> None:

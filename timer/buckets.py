@@ -13,8 +13,11 @@ Rows of the index. Numbers in keys are big-endian, those in values little-endian
 
     key b"Tf", position u64                             value: fresh messages (`timer.entries`); the position of the first one
     key b"Tb", width u8, bucket u32, position u64       value: messages of a bucket; the position of the first one
-    key b"Td", width u8, bucket u32                     value: number of messages in the rows of the bucket, u32
+    key b"Td", width u8, bucket u32                     value: the numbers of messages in the rows of the bucket, u32 each
+                                                        (`counts_of`)
     key b"Tx", minute u32, position u64                 no value: the message at the position was recalled
+    key b"Tn", minute u32                               value: how many of the messages in rows that are due in the minute were
+                                                        recalled, u32
     key b"Tc"                                           value: the cursors (`timer.entries.Cursors`)
 
 `width` is an index of `WIDTHS_MS`, and a bucket's number is the time at which it begins, divided by its width.
@@ -37,6 +40,10 @@ from penstock.timer.window import DueWindow
 WIDTHS_MS: Final = (MINUTE_MS, 60 * MINUTE_MS, 24 * 60 * MINUTE_MS, 32 * 24 * 60 * MINUTE_MS)
 """Widths of buckets in ms. Each is a multiple of the one before."""
 
+EDGES_MS: Final = np.array([*range(0, 60 * MINUTE_MS, MINUTE_MS), *range(60 * MINUTE_MS, 25 * 60 * MINUTE_MS, 60 * MINUTE_MS)])
+"""The minutes of the first hour of a bucket, then the hours of its first day, in ms after its begin. The messages between two
+of them are counted, for `TimerBuckets.count_before`. Nobody asks for later ones as long as the bucket is not open."""
+
 FRESH_MAX: Final = 16_384
 """Number of fresh messages that are sorted into buckets at once, which takes some ms. It is also the most that are sorted of a
 bucket, or loaded of a minute, in one step."""
@@ -55,6 +62,7 @@ FRESH = KeySpace.TIMER + b"f"
 CHUNK = KeySpace.TIMER + b"b"
 COUNTS = KeySpace.TIMER + b"d"
 RECALLED = KeySpace.TIMER + b"x"
+RECALLED_COUNTS = KeySpace.TIMER + b"n"
 CURSORS = KeySpace.TIMER + b"c"
 
 FRESH_KEY = Struct(">2sQ")
@@ -81,8 +89,12 @@ class TimerBuckets:
         """Whether the rows of fresh messages must be written anew."""
         self._open_ms = [0] * len(WIDTHS_MS)
         """By width: the buckets before this time are open. For minutes: they are loaded."""
-        self._counts: list[dict[int, int]] = [{} for _ in WIDTHS_MS]
-        """By width: the number of messages in the rows of each bucket, with those that were recalled."""
+        self._counts: list[dict[int, Column]] = [{} for _ in WIDTHS_MS]
+        """By width: the numbers of messages in the rows of each bucket (`counts_of`), with those that were recalled."""
+        self._loaded: dict[int, int] = {}
+        """Number of pending messages of each minute that is loaded."""
+        self._recalled_changes: dict[int, int] = {}
+        """By minute: how many more of the messages in rows are recalled ones, since the last save."""
         self._recalled: dict[int, int] = {}
         """Position and due time of recalled messages that may be in memory still."""
         self._recalled_fresh = 0
@@ -101,6 +113,8 @@ class TimerBuckets:
         """When the minute begins that is being loaded; 0 if none is."""
         self._firing_ms: int | None = None
         """When the first one of the messages was due that `take_due` has returned and that have not fired yet."""
+        self.moves = 0
+        """How often messages of a bucket have been moved to others."""
         self._forget_ms = 0
         """Recalls of messages that were due before this time are not needed any more; 0 if all are."""
 
@@ -116,18 +130,22 @@ class TimerBuckets:
         self._fresh += PENDING.pack(due_ms, position, account, size, tag, number)
         if due_ms < self._open_ms[0]:
             self.window.add(due_ms, position, account, size, tag, topic)
+            self._count_loaded(due_ms // MINUTE_MS, 1)
 
     def fired(self, entries: Entries) -> None:
         """Note that messages have fired, which are in order of due times and then of positions."""
         self.cursors.advance(entries, entries.lanes)
         self._are_cursors_changed = True
         self._firing_ms = None
+        self._count_all_loaded(entries, -1)
 
     def recall(self, position: int, due_ms: int) -> None:
         """Note that a pending message was recalled."""
         self._recalled[position] = due_ms
         self._recalled_fresh += due_ms >= self._open_ms[0]
         self._unsaved.append(_recalled_key(due_ms, position))
+        if due_ms < self._open_ms[0]:
+            self._count_loaded(due_ms // MINUTE_MS, -1)
 
     def is_recalled(self, position: int, due_ms: int) -> bool:
         """Return whether a message that was due at a time has been recalled. The answer is right as long as the log has the
@@ -169,7 +187,9 @@ class TimerBuckets:
             position_from: they were stored there or later.
             by_ms: by how much later they are due.
         """
-        self.window.take_where(due_after_ms + 1, due_before_ms, position_from)
+        self.moves += 1
+        loaded = self.window.take_where(due_after_ms + 1, due_before_ms, position_from)
+        self._count_all_loaded(self._unrecalled(loaded), -1)
         fresh = self._fresh_entries()
         are_moved = self._are_between(fresh, due_after_ms, due_before_ms, position_from)
         moved = [fresh.taken(are_moved)]
@@ -187,19 +207,74 @@ class TimerBuckets:
                     if are_moved.any():
                         moved.append(chunk.taken(are_moved))
                         self._changed[key] = None
-                        self._count(width, bucket, -len(chunk))
+                        self._count(width, bucket, chunk, -1)
                         left = self._put_into_row(width, bucket, chunk.taken(~are_moved))
                         if self._opening is not None and left is not None and left != key:
                             self._new_keys[key] = left
-        for found in moved:
+        for number, found in enumerate(moved):
             for due_ms, position, account, size, tag, topic in found.taken(self.cursors.are_ahead(found)).rows.tolist():
                 if not self.is_recalled(position, due_ms):
                     self.add(due_ms + by_ms, position, account, size, tag, found.topics[topic])
+                elif number:  # the first are those that were fresh
+                    self._count_recalled(due_ms // MINUTE_MS, -1)
 
     def _are_between(self, entries: Entries, due_after_ms: int, due_before_ms: int, position_from: int) -> Column:
         rows = entries.rows
         found: Column = (rows["due"] > due_after_ms) & (rows["due"] < due_before_ms) & (rows["position"] >= position_from)
         return found
+
+    # --- what is pending --------------------------------------------------------------------------------------------
+
+    def is_pending(self, topic: bytes, due_ms: int, position: int) -> bool:
+        """Return whether a message has neither fired nor been recalled. The answer is as right as that of `is_recalled`."""
+        return self.cursors.is_ahead(topic, due_ms, position) and not self.is_recalled(position, due_ms)
+
+    def fresh(self) -> Entries:
+        """Return the messages that are in no bucket, and some that have fired or were recalled."""
+        return self._fresh_entries()
+
+    def between(self, begin_ms: int, end_ms: int) -> list[tuple[int, int, int]]:
+        """Return begin, width and number of the buckets that have a part of the time between two, by their begins."""
+        return sorted(
+            (bucket * width_ms, width, bucket)
+            for width, width_ms in enumerate(WIDTHS_MS)
+            for bucket in self._counts[width]
+            if bucket * width_ms < end_ms and (bucket + 1) * width_ms > begin_ms
+        )
+
+    def row_from(self, width: int, bucket: int, position: int) -> tuple[int, Entries] | None:
+        """Return the next row of a bucket whose first position is at or after one: that position and the messages of the row,
+        also some that have fired or were recalled. `is_saved` must be true."""
+        start = CHUNK_KEY.pack(CHUNK, width, bucket, position)
+        row = self._index.first_at_or_after(start, BUCKET_KEY.pack(CHUNK, width, bucket))
+        return (CHUNK_KEY.unpack(row[0])[3], self._decoded(*row)) if row is not None else None
+
+    def count_before(self, end_ms: int) -> int:
+        """Return how many messages are pending that are due before a time, with those that are late.
+
+        It reads no messages, and knows of committed recalls only. Right after a start, and while buckets that have many
+        messages are opened, it does not know all of them.
+
+        Args:
+            end_ms: a whole minute in ms since 1970, up to an hour from the next one, or a whole hour, up to a day from the next
+                one.
+        """
+        loaded_ms = self._open_ms[0]
+        fresh = self._fresh_entries()
+        dues = fresh.rows["due"]
+        count = len(self._pending_fresh(fresh.taken((dues >= loaded_ms) & (dues < end_ms))))
+        count += sum(number for minute, number in self._loaded.items() if minute * MINUTE_MS < end_ms)
+        minutes, *wider = self._counts
+        count += sum(int(counts[0]) for minute, counts in minutes.items() if loaded_ms <= minute * MINUTE_MS < end_ms)
+        for width_ms, of_buckets in zip(WIDTHS_MS[1:], wider, strict=True):
+            for bucket, counts in of_buckets.items():
+                count += int(counts[1:][EDGES_MS[:-1] < end_ms - bucket * width_ms].sum())
+        start = MINUTE_KEY.pack(RECALLED_COUNTS, loaded_ms // MINUTE_MS)
+        for key, value in self._index.rows(RECALLED_COUNTS, start[len(RECALLED_COUNTS) :]):
+            if MINUTE_KEY.unpack(key)[1] * MINUTE_MS >= end_ms:
+                break
+            count -= COUNT_VALUE.unpack(value)[0]
+        return max(count, 0)
 
     # --- firing -----------------------------------------------------------------------------------------------------
 
@@ -281,8 +356,9 @@ class TimerBuckets:
         if value is None:
             return 0  # a step of the clock has moved all of them
         chunk = self._decoded(key, value)
+        self.moves += 1
         self._changed[key] = None
-        self._count(width, bucket, -len(chunk))
+        self._count(width, bucket, chunk, -1)
         # What was recalled is left out when its minute is loaded: to look for it in a bucket of days would take long.
         self._put_into_buckets(chunk.taken(self.cursors.are_ahead(chunk)))
         return len(chunk)
@@ -302,14 +378,15 @@ class TimerBuckets:
         minutes: list[int] = []
         count = 0
         for minute in sorted(found):
-            count += self._counts[0].get(minute, 0)
+            if minute in self._counts[0]:
+                count += int(self._counts[0][minute][0])
             if minutes and count > FRESH_MAX:
                 break
             minutes.append(minute)
         recalled = np.array(self._recalled_in(minutes[0], minutes[-1]), dtype=np.uint64)
         self._loading_ms = max(minutes[0] * MINUTE_MS, 1)
         self._open_ms[0] = (minutes[-1] + 1) * MINUTE_MS
-        self.window.add_all(self._pending_fresh(fresh.taken(is_next & (dues < self._open_ms[0]))))
+        self._add_to_window(self._pending_fresh(fresh.taken(is_next & (dues < self._open_ms[0]))))
         self._recalled_fresh = sum(due_ms >= self._open_ms[0] for due_ms in self._recalled.values())
         loaded: list[Entries] = []
         keys = [key for minute in minutes for key in self._chunk_keys(0, minute)]
@@ -320,10 +397,14 @@ class TimerBuckets:
                 is_pending = self.cursors.are_ahead(chunk) & ~np.isin(chunk.rows["position"], recalled)
                 loaded.append(chunk.taken(is_pending))
             if len(minutes) == 1 or key == keys[-1]:
-                self.window.add_all(Entries.together(loaded))
+                self._add_to_window(Entries.together(loaded))
                 yield sum(map(len, loaded))
                 loaded.clear()
         self._loading_ms = 0
+
+    def _add_to_window(self, pending: Entries) -> None:
+        self.window.add_all(pending)
+        self._count_all_loaded(pending, 1)
 
     def _fired_until_ms(self) -> int:
         """Return a time so that everything that was due before it has fired or was recalled, as far as that is applied."""
@@ -332,11 +413,14 @@ class TimerBuckets:
 
     def _pending_fresh(self, fresh: Entries) -> Entries:
         """Return those of fresh messages that have neither fired nor been recalled."""
-        is_pending = self.cursors.are_ahead(fresh)
-        if self._recalled:
-            recalled = np.fromiter(self._recalled, np.uint64, len(self._recalled))
-            is_pending &= ~np.isin(fresh.rows["position"], recalled)
-        return fresh.taken(is_pending)
+        return self._unrecalled(fresh.taken(self.cursors.are_ahead(fresh)))
+
+    def _unrecalled(self, entries: Entries) -> Entries:
+        """Return those of some messages that have not been recalled since they came into memory."""
+        if not self._recalled:
+            return entries
+        recalled = np.fromiter(self._recalled, np.uint64, len(self._recalled))
+        return entries.taken(~np.isin(entries.rows["position"], recalled))
 
     def _recalled_in(self, first: int, last: int) -> list[int]:
         """Return the positions of the recalled messages that were due in some minutes, as far as the index knows."""
@@ -406,16 +490,19 @@ class TimerBuckets:
             return None
         key = CHUNK_KEY.pack(CHUNK, width, bucket, int(chunk.rows["position"][0]))
         self._changed[key] = chunk.encoded()
-        self._count(width, bucket, len(chunk))
+        self._count(width, bucket, chunk, 1)
         return key
 
-    def _count(self, width: int, bucket: int, more: int) -> None:
-        """Note that a bucket has more or fewer messages now."""
-        counts = self._counts[width]
-        count = counts[bucket] = counts.get(bucket, 0) + more
-        if not count:
-            del counts[bucket]
-        self._changed[BUCKET_KEY.pack(COUNTS, width, bucket)] = COUNT_VALUE.pack(count) if count else None
+    def _count(self, width: int, bucket: int, chunk: Entries, sign: int) -> None:
+        """Note that a bucket has some messages more (1) or fewer (-1) now."""
+        of_buckets, counts = self._counts[width], sign * counts_of(chunk, width, bucket)
+        if bucket in of_buckets:
+            counts += of_buckets[bucket]
+        if counts[0]:
+            of_buckets[bucket] = counts
+        else:
+            del of_buckets[bucket]
+        self._changed[BUCKET_KEY.pack(COUNTS, width, bucket)] = counts.astype("<u4").tobytes() if counts[0] else None
 
     def load(self, index: Index) -> None:
         """Read what is in memory from the index."""
@@ -425,7 +512,7 @@ class TimerBuckets:
             self.cursors.decode(row)
         for key, value in index.rows(COUNTS):
             _, width, bucket = BUCKET_KEY.unpack(key)
-            (self._counts[width][bucket],) = COUNT_VALUE.unpack(value)
+            self._counts[width][bucket] = np.frombuffer(value, "<u4").astype(np.int64)
         fresh = Entries.together([self._decoded(key, value) for key, value in index.rows(FRESH)])
         fresh = fresh.taken(self.cursors.are_ahead(fresh))
         is_pending = [not self.is_recalled(position, due_ms) for due_ms, position in fresh.rows[["due", "position"]].tolist()]
@@ -436,9 +523,11 @@ class TimerBuckets:
     def save(self, batch: Batch) -> None:
         """Put all rows that have changed since the last call into `batch`."""
         has_ended = self._are_cursors_changed or bool(self._unsaved)
-        for key in self._unsaved:
-            batch.put(key, b"")
-        self._unsaved.clear()
+        if self._unsaved:
+            self._save_recalled(batch)
+        for minute, more in self._recalled_changes.items():
+            self._save_recalled_count(batch, minute, more)
+        self._recalled_changes.clear()
         if self._forget_ms:
             self._forget_recalled(batch)
         if self._is_fresh_changed:
@@ -463,6 +552,27 @@ class TimerBuckets:
             else:
                 batch.put(key, value)
         self._changed.clear()
+
+    def _save_recalled(self, batch: Batch) -> None:
+        keys, self._unsaved = self._unsaved, []
+        for key in keys:
+            batch.put(key, b"")
+        recalled = [RECALLED_KEY.unpack(key)[1:] for key in keys]
+        positions = np.array([position for _, position in recalled], dtype=np.uint64)
+        fresh = np.sort(np.frombuffer(self._fresh, PENDING_DTYPE)["position"], kind="stable")  # fast, because it is in order
+        are_fresh = fresh.searchsorted(positions) < fresh.searchsorted(positions, "right")
+        for (minute, _), is_fresh in zip(recalled, are_fresh.tolist(), strict=True):
+            if not is_fresh:  # a fresh one is left out when it is sorted
+                self._count_recalled(minute, 1)
+
+    def _save_recalled_count(self, batch: Batch, minute: int, more: int) -> None:
+        key = MINUTE_KEY.pack(RECALLED_COUNTS, minute)
+        row = self._index.get(key)
+        count = more + (COUNT_VALUE.unpack(row)[0] if row is not None else 0)
+        if count > 0:
+            batch.put(key, COUNT_VALUE.pack(count))
+        elif row is not None:
+            batch.delete(key)
 
     def _sort_fresh(self, batch: Batch) -> None:
         """Sort the fresh messages into buckets."""
@@ -500,9 +610,27 @@ class TimerBuckets:
         done = [number for number in self._counts[0] if number < minute]
         if done:
             batch.delete_range(BUCKET_KEY.pack(CHUNK, 0, min(done)), stop)
+            batch.delete_range(RECALLED_COUNTS, MINUTE_KEY.pack(RECALLED_COUNTS, minute))
         for number in done:
-            self._count(0, number, -self._counts[0][number])
+            del self._counts[0][number]
+            self._changed[BUCKET_KEY.pack(COUNTS, 0, number)] = None
         self._recalled = {position: due_ms for position, due_ms in self._recalled.items() if due_ms >= fired_ms}
+
+    def _count_loaded(self, minute: int, more: int) -> None:
+        """Note that more or fewer messages of a loaded minute are pending."""
+        count = self._loaded[minute] = self._loaded.get(minute, 0) + more
+        if not count:
+            del self._loaded[minute]
+
+    def _count_all_loaded(self, entries: Entries, sign: int) -> None:
+        dues = entries.rows["due"]
+        minutes, counts = np.unique(dues[dues < self._open_ms[0]] // MINUTE_MS, return_counts=True)
+        for minute, count in zip(minutes.tolist(), counts.tolist(), strict=True):
+            self._count_loaded(minute, sign * count)
+
+    def _count_recalled(self, minute: int, more: int) -> None:
+        """Note that more or fewer of the messages in rows that are due in a minute are recalled ones."""
+        self._recalled_changes[minute] = self._recalled_changes.get(minute, 0) + more
 
     # --- all of them ------------------------------------------------------------------------------------------------
 
@@ -523,6 +651,15 @@ class TimerBuckets:
                 if CHUNK_KEY.unpack(key)[3] >= position:
                     break  # the first position of a row is its lowest one
                 yield self._decoded(key, value)
+
+
+def counts_of(entries: Entries, width: int, bucket: int) -> Column:
+    """Return the number of messages of a bucket, and if it is wider than a minute how many are due between `EDGES_MS`."""
+    counts = np.array([len(entries)], dtype=np.int64)
+    if width:
+        parts = EDGES_MS.searchsorted(entries.rows["due"] - bucket * WIDTHS_MS[width], "right") - 1
+        counts = np.concatenate([counts, np.bincount(parts, minlength=len(EDGES_MS))[: len(EDGES_MS) - 1]])
+    return counts
 
 
 def _recalled_key(due_ms: int, position: int) -> bytes:

@@ -41,6 +41,7 @@ from penstock.store.clocksteps import step_of
 from penstock.store.errors import DiskFull, PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import ENTRY_DTYPE
+from penstock.store.options import MINUTE_MS
 from penstock.store.part import Apply
 from penstock.store.properties import delay_of, tag_hash
 from penstock.store.record import Flag, Kind, Record
@@ -90,6 +91,17 @@ class PendingMessage(NamedTuple):
     """Id of the account that is charged for it."""
 
 
+class DueCounts(NamedTuple):
+    """How many messages are pending that are due within some time from now, with those that are late."""
+
+    minute: int
+    """Within a minute, up to the end of a minute."""
+    hour: int
+    """Within an hour, up to the end of a minute."""
+    day: int
+    """Within a day, up to the end of an hour."""
+
+
 class DelayedMessages:
     """Fires and recalls delayed messages. It is a part of the store.
 
@@ -120,6 +132,17 @@ class DelayedMessages:
     def __len__(self) -> int:
         """Return how many messages are pending."""
         return self._store.ledger.held_by(NODE_ACCOUNT, Resource.DELAYED)
+
+    def due_counts(self) -> DueCounts:
+        """Return how many messages are pending that are due soon."""
+        minute, buckets = self._store.now_ms() // MINUTE_MS, self._buckets
+        ends = ((minute + 2) * MINUTE_MS, (minute + 61) * MINUTE_MS, (minute // 60 + 25) * 60 * MINUTE_MS)
+        return DueCounts(*map(buckets.count_before, ends))
+
+    @property
+    def buckets(self) -> TimerBuckets:
+        """Where the messages wait."""
+        return self._buckets
 
     @property
     def in_memory(self) -> int:

@@ -7,3 +7,7 @@ from penstock.store.errors import StoreError
 
 class RecurrenceInvalid(StoreError):
     """Raised when a schedule says nothing that can be carried out: its rule, its times or its body are not valid."""
+
+
+class ListingInvalid(StoreError):
+    """Raised when pending messages are to be listed with a page token, a time or a number that is not valid."""

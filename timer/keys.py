@@ -72,6 +72,10 @@ class TimerKeys:
         """Return the position of the pending message of a topic and key; None if there is none."""
         return self._positions.get(_digest(topic, key))
 
+    def has(self, position: int) -> bool:
+        """Return whether the message at a position is pending and has a key."""
+        return position in self._keyed
+
     def admit(self, causer: Causer = NODE, topic: str = "", replaces: int | None = None) -> None:
         """Check that one more message may have a key. Callers call it before they store the message.
 

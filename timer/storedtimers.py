@@ -19,10 +19,12 @@ from penstock.timer.buckets import (
     FRESH_KEY,
     MINUTE_KEY,
     RECALLED,
+    RECALLED_COUNTS,
     RECALLED_KEY,
     WIDTHS_MS,
+    counts_of,
 )
-from penstock.timer.entries import Cursors, Entries
+from penstock.timer.entries import Column, Cursors, Entries
 
 DAY_MS = 24 * 60 * MINUTE_MS
 
@@ -78,17 +80,46 @@ class StoredTimers:
                 return
             yield minute, position
 
-    def counts(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Return how many messages are in the rows of each bucket, and how many there are as the index says, by bucket."""
-        found: dict[tuple[int, int], int] = {}
+    def counts(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+        """Return how many messages are in the rows of each bucket and in its parts, and how many the index says, by bucket."""
+        found: dict[tuple[int, int], Column] = {}
         for key, entries in self._rows(CHUNK):
             _, width, bucket, _ = CHUNK_KEY.unpack(key)
-            found[width, bucket] = found.get((width, bucket), 0) + len(entries)
-        stated: dict[tuple[int, int], int] = {}
+            counts = counts_of(entries, width, bucket)
+            found[width, bucket] = found[width, bucket] + counts if (width, bucket) in found else counts
+        stated: dict[tuple[int, int], list[int]] = {}
         for key, value in self._index.rows(COUNTS):
             _, width, bucket = BUCKET_KEY.unpack(key)
-            (stated[width, bucket],) = COUNT_VALUE.unpack(value)
-        return {bucket: (found.get(bucket, 0), stated.get(bucket, 0)) for bucket in found.keys() | stated.keys()}
+            stated[width, bucket] = np.frombuffer(value, "<u4").tolist()
+        return {
+            bucket: (found[bucket].tolist() if bucket in found else [], stated.get(bucket, []))
+            for bucket in found.keys() | stated.keys()
+        }
+
+    def recalled_counts(self) -> dict[int, tuple[int, int]]:
+        """Return how many of the messages in the rows of buckets were recalled, and how many the index says, by minute.
+
+        Only minutes in which no message has fired count: rows of the others may be gone.
+        """
+        first = int(self.cursors.dues.max()) // MINUTE_MS + 1
+        found: dict[int, int] = {}
+        last, recalled = (0, -1), np.empty(0, dtype=np.uint64)
+        for key, entries in self._rows(CHUNK):
+            _, width, bucket, _ = CHUNK_KEY.unpack(key)
+            if (width, bucket) != last:
+                last, begin_ms = (width, bucket), bucket * WIDTHS_MS[width]
+                positions = [position for _, position in self.recalled(begin_ms, begin_ms + WIDTHS_MS[width])]
+                recalled = np.array(positions, dtype=np.uint64)
+            dues = entries.rows["due"][np.isin(entries.rows["position"], recalled)]
+            for minute in (dues // MINUTE_MS).tolist():
+                found[minute] = found.get(minute, 0) + 1
+        stated: dict[int, int] = {}
+        for key, value in self._index.rows(RECALLED_COUNTS):
+            _, minute = MINUTE_KEY.unpack(key)
+            (stated[minute],) = COUNT_VALUE.unpack(value)
+        return {
+            minute: (found.get(minute, 0), stated.get(minute, 0)) for minute in found.keys() | stated.keys() if minute >= first
+        }
 
     def _between(self, begin_ms: int, end_ms: int) -> Iterator[Entries]:
         for key, entries in self._rows(FRESH):

@@ -46,7 +46,10 @@ def compare_timers(stored: Index, expected: Index, began_ms: int) -> Iterator[Fo
             yield repr(key), row.hex() if row is not None else None, should_be.hex() if should_be is not None else None
     for (width, bucket), (found, stated) in one.counts().items():
         if found != stated:
-            yield f"count of bucket {bucket} of width {width}", str(stated), str(found)
+            yield f"counts of bucket {bucket} of width {width}", str(stated), str(found)
+    for minute, (recalled_n, stated_n) in one.recalled_counts().items():
+        if recalled_n != stated_n:
+            yield f"count of recalled messages of minute {minute}", str(stated_n), str(recalled_n)
 
 
 def _compare_pending(one: list[Described], other: list[Described]) -> Iterator[Found]:

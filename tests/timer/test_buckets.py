@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -16,8 +18,10 @@ from penstock.store.options import MINUTE_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import STEP_FIXED, Flag, Kind
 from penstock.store.retention import Retention
-from penstock.timer import buckets, delayed, window
+from penstock.timer import buckets, delayed, listing, window
 from penstock.timer.delayed import Recalled
+from penstock.timer.entries import PENDING_DTYPE, Entries
+from penstock.timer.listing import TimerListing, TimerQuery
 from penstock.timer.options import TimerOptions
 from tests.depth import DEPTH
 from tests.pop.wiring import Parts
@@ -141,6 +145,20 @@ class TimerMachine(RuleBasedStateMachine):
         self.parts = again
         assert differences == []
 
+    @rule(rows_max=st.integers(1, 9))
+    def list_what_is_pending(self, rows_max: int) -> None:
+        listing_of = TimerListing(self.parts.store, self.parts.delayed.buckets, self.parts.timer_keys)
+
+        async def listed() -> list[tuple[int, int]]:
+            page = await listing_of.page(TimerQuery(), rows_max=rows_max)
+            found = page.timers
+            while page.next_token:
+                page = await listing_of.page(TimerQuery(), page.next_token, rows_max)
+                found += page.timers
+            return [(timer.due_ms, timer.position) for timer in found]
+
+        assert asyncio.run(listed()) == sorted((due_ms, position) for position, due_ms in self.pending.items())
+
     @invariant()
     def what_is_pending_is_what_is_carried_forward(self) -> None:
         parts = self.parts
@@ -153,6 +171,10 @@ class TimerMachine(RuleBasedStateMachine):
         self.take()
         now_ms = self.parts.clock.now_ms()
         assert not [position for position, due_ms in self.pending.items() if due_ms <= now_ms]
+        minute = now_ms // MINUTE_MS
+        ends = ((minute + 2) * MINUTE_MS, (minute + 61) * MINUTE_MS, (minute // 60 + 25) * 60 * MINUTE_MS)
+        expected = [sum(due_ms < end_ms for due_ms in self.pending.values()) for end_ms in ends]
+        assert [*self.parts.delayed.due_counts()] == expected
 
     def take(self) -> None:
         """Take what has come. It was due and pending, and is in order within its topic."""
@@ -291,6 +313,8 @@ def test_a_row_that_can_not_be_decoded_lets_the_next_start_rebuild_the_index(mac
 def test_whatever_happens_each_message_fires_once_and_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "FRESH_MAX", 7)
     monkeypatch.setattr(delayed, "OPENED_MAX", 3)
+    monkeypatch.setattr(listing, "SELECTED_MAX", 12)
+    monkeypatch.setattr(listing, "SCANNED_MAX", 15)
     monkeypatch.setattr(window, "OPENED_MAX", 9)
     monkeypatch.setattr(window, "SINGLE_MAX", 5)
     TimerMachine.directory = tmp_path
@@ -303,3 +327,23 @@ def test_whatever_happens_each_message_fires_once_and_in_time(tmp_path: Path, mo
         phases=[Phase.generate],
     )
     case().runTest()
+
+
+@given(
+    offsets=st.lists(st.integers(0, 32 * DAY_MS - 1) | st.integers(0, 2 * 60 * MINUTE_MS), max_size=50),
+    width=st.integers(1, 3),
+    bucket=st.integers(0, 1_000),
+    minute=st.integers(0, 60),
+    hour=st.integers(0, 24),
+)
+def test_the_counts_of_a_bucket_say_how_many_are_due_before_a_minute_or_an_hour(
+    offsets: list[int], width: int, bucket: int, minute: int, hour: int
+) -> None:
+    begin_ms = bucket * buckets.WIDTHS_MS[width]
+    rows = np.zeros(len(offsets), dtype=PENDING_DTYPE)
+    rows["due"] = [begin_ms + offset % buckets.WIDTHS_MS[width] for offset in offsets]
+    total, *parts = buckets.counts_of(Entries(rows, [b"a"]), width, bucket).tolist()
+    assert total == len(offsets)
+    for end_ms in (minute * MINUTE_MS, hour * 60 * MINUTE_MS):
+        before = sum(number for number, edge in zip(parts, buckets.EDGES_MS.tolist(), strict=False) if edge < end_ms)
+        assert before == sum(due_ms < begin_ms + end_ms for due_ms in rows["due"].tolist())
