@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         PendingTransaction,
         ScheduleDescription,
         Timer,
+        TimerCounts,
+        TimersPage,
     )
     from penstock.pop.client.schedules import MissedPolicy, ScheduleCalls, SyncScheduleCalls
     from penstock.pop.client.security import Security
@@ -174,6 +176,8 @@ __all__ = [
     "SyncTransactionCalls",
     "Timer",
     "TimerCalls",
+    "TimerCounts",
+    "TimersPage",
     "TooManyQueues",
     "TooManyTimers",
     "TooManyTransactions",
@@ -236,6 +240,8 @@ _HOMES = {
     "SyncTransactionCalls": "penstock.pop.client.synctransactions",
     "Timer": "penstock.pop.client.results",
     "TimerCalls": "penstock.pop.client.timers",
+    "TimerCounts": "penstock.pop.client.results",
+    "TimersPage": "penstock.pop.client.results",
     "TraceCalls": "penstock.worker.middleware.tracing",
     "Tracing": "penstock.pop.client.tracing",
     "Transaction": "penstock.pop.client.transactions",

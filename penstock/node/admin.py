@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -26,7 +26,9 @@ from penstock.node.adminaccess import AdminAccess, AdminRefused
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.errors import AdminUnavailable
+from penstock.store.errors import TopicInvalid
 from penstock.store.watchedfiles import WATCH_S
+from penstock.timer.errors import ListingInvalid
 
 logger = structlog.get_logger("node")
 
@@ -38,6 +40,7 @@ PATHS = {
     "/readyz": "200 when the node accepts clients, else 503",
     "/metrics": "metrics for Prometheus",
     "/api/v1/state": "the node's state",
+    "/api/v1/timers": "pending delayed messages",
 }
 
 
@@ -61,6 +64,7 @@ class Admin:
         registry: CollectorRegistry,
         ready: Callable[[], bool],
         state: Callable[[], dict[str, Any]],
+        timers: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]],
         level: Callable[[], str] = lambda: "open",
         connections_max: int = 32,
     ) -> None:
@@ -72,6 +76,8 @@ class Admin:
             registry: the metrics that `/metrics` shows.
             ready: returns whether the node accepts clients. It runs on the event loop, so it must not block.
             state: returns the state that `/api/v1/state` shows, of types that orjson can encode. It must not block either.
+            timers: returns what `/api/v1/timers` shows for the parameters of a request. It raises ListingInvalid or
+                TopicInvalid if they are not valid.
             level: returns how much the node may store: open, read_only or exhausted. A node that isn't open is still ready,
                 because its consumers free the disk.
             connections_max: the maximum number of open connections. One more closes the oldest.
@@ -81,6 +87,7 @@ class Admin:
         self._registry = registry
         self._ready = ready
         self._state = state
+        self._timers = timers
         self._level = level
         self._connections_max = connections_max
         self._runner: web.AppRunner | None = None
@@ -107,6 +114,7 @@ class Admin:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics),
                 web.get("/api/v1/state", self._show_state),
+                web.get("/api/v1/timers", self._show_timers),
             ]
         )
         # No access log, because scrapes and probes arrive every few seconds.
@@ -187,6 +195,12 @@ class Admin:
 
     async def _show_state(self, _request: web.Request) -> web.Response:
         return _json(self._state())
+
+    async def _show_timers(self, request: web.Request) -> web.Response:
+        try:
+            return _json(await self._timers(request.query))
+        except (ListingInvalid, TopicInvalid) as error:
+            return _json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

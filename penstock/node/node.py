@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -37,6 +38,7 @@ from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
 from penstock.node.privacy import keep_private
 from penstock.node.state import state_of
+from penstock.node.timers import timers_of
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
@@ -49,6 +51,7 @@ from penstock.store.errors import DiskFull, IndexDamaged
 from penstock.store.files import FULL, SYSTEM_FILES, make_directory
 from penstock.store.options import HostPort
 from penstock.store.recovery import Recovery
+from penstock.timer.listing import TimerListing
 from penstock.tracing.exporter import SpanExporter
 from penstock.tracing.traces import Traces
 
@@ -122,11 +125,12 @@ class Node:
         self.rocketmq = rocketmq_service(
             self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
         )
+        listing = TimerListing(self.store, self.delayed.buckets, self.timer_keys)
         self._pop_server = PopServer(
             servicer,
             GroupServicer(self.pop, self.store),
             ScheduleServicer(self.schedules, self.store),
-            TimerServicer(self.delayed, self.timer_keys, sender, self._handles, self.store),
+            TimerServicer(self.delayed, self.timer_keys, listing, sender, self._handles, self.store),
             config.pop,
             self.access,
             self.rocketmq,
@@ -141,6 +145,7 @@ class Node:
             registry=self.registry,
             ready=lambda: self._is_ready,
             state=self.state,
+            timers=partial(timers_of, self.delayed, listing),
             level=self._level,
             connections_max=self.descriptors.admin,
         )

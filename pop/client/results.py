@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.pop.proto.pop_pb2 import DeadLetter, GroupDescription, GroupSettings, ScheduleDescription, Timer
+from penstock.pop.proto.pop_pb2 import DeadLetter, GroupDescription, GroupSettings, ScheduleDescription, Timer, TimerCounts
+from penstock.pop.proto.pop_pb2 import ListTimersResponse as TimersPage
 from penstock.pop.proto.pop_pb2 import Reason as DeadLetterReason
 from penstock.pop.proto.pop_pb2 import Transaction as PendingTransaction
 
@@ -14,4 +15,6 @@ __all__ = [
     "PendingTransaction",
     "ScheduleDescription",
     "Timer",
+    "TimerCounts",
+    "TimersPage",
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pop.client import answers
 from penstock.pop.client.calls import AsyncCalls, SyncCalls
-from penstock.pop.client.results import Timer
+from penstock.pop.client.results import Timer, TimerCounts, TimersPage
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
@@ -31,8 +31,28 @@ def _found(timer: Timer) -> Timer:
     return timer
 
 
+def _listing(filter: str, key: str, from_ms: int, before_ms: int, limit: int, page_token: str) -> pb.ListTimersRequest:
+    if limit < 1:
+        raise ValueError(f"limit is {limit}, but must be at least 1")
+    return pb.ListTimersRequest(
+        filter=filter, key=key, from_ms=from_ms, before_ms=before_ms, timers_max=limit, page_token=page_token
+    )
+
+
+def _next_page(request: pb.ListTimersRequest, page: TimersPage, found: list[Timer]) -> pb.ListTimersRequest | None:
+    """Note what a page has. Return the request for the next one; None if there is none, or enough are found."""
+    found += page.timers
+    missing = request.timers_max - len(page.timers)
+    if not page.next_page_token or missing <= 0:
+        return None
+    following = pb.ListTimersRequest()
+    following.CopyFrom(request)
+    following.timers_max, following.page_token = missing, page.next_page_token
+    return following
+
+
 class TimerCalls:
-    """Finds, cancels and reschedules delayed messages that are pending.
+    """Finds, lists, cancels and reschedules delayed messages that are pending.
 
     A message is named by its recall handle, or by its topic and the key that its sender gave it. The caller needs the right to
     send to the topic. All methods raise NodeUnavailable, NotAuthenticated and NotPermitted; UnknownMessage if no message of the
@@ -70,6 +90,53 @@ class TimerCalls:
         request = _change(recall_handle, topic, key, deliver_at_ms, delay_ms)
         return _found(await self._call(self._stub.RescheduleTimer, request))
 
+    async def list(
+        self,
+        filter: str = "#",
+        *,
+        key: str = "",
+        from_ms: int = 0,
+        before_ms: int = 0,
+        limit: int = 1_000,
+        page_token: str = "",
+    ) -> TimersPage:
+        """Return the pending messages to whose topics the caller may send, in order of delivery time.
+
+        All pages of a listing together have every message once that is pending as long as the listing lasts.
+
+            page = await client.timers.list("orders/#")
+            while page.next_page_token:
+                page = await client.timers.list("orders/#", page_token=page.next_page_token)
+
+        Args:
+            filter: MQTT topic filter that their topics match.
+            key: Only those with this key.
+            from_ms: Only those that are delivered at this time or later, in ms since 1970.
+            before_ms: Only those that are delivered before this time; 0 for no bound.
+            limit: Maximum number of messages, at least 1.
+            page_token: `next_page_token` of the page before. The other arguments but `limit` must be the same as for that page.
+
+        Returns:
+            TimersPage: `timers`, and `next_page_token`, which is empty if no messages follow.
+
+        Raises:
+            RequestInvalid: The filter, a time or the token is not valid.
+            ValueError: `limit` is less than 1.
+        """
+        found: list[Timer] = []
+        request: pb.ListTimersRequest | None = _listing(filter, key, from_ms, before_ms, limit, page_token)
+        while request is not None:
+            page = await self._call(self._stub.ListTimers, request)
+            request = _next_page(request, page, found)
+        return TimersPage(timers=found, next_page_token=page.next_page_token)
+
+    async def count(self) -> TimerCounts:
+        """Return how many messages are pending, how many of them are due soon, and when the next one is delivered.
+
+        The caller needs the right to administer all groups.
+        """
+        return await self._call(self._stub.CountTimers, pb.CountTimersRequest())
+
 
 class SyncTimerCalls:
     """The methods of `TimerCalls`, for threads. Parameters, results and errors are the same."""
@@ -92,3 +159,25 @@ class SyncTimerCalls:
         """Let a pending message be delivered at another time, as `TimerCalls.reschedule`."""
         request = _change(recall_handle, topic, key, deliver_at_ms, delay_ms)
         return _found(self._call(self._stub.RescheduleTimer, request))
+
+    def list(
+        self,
+        filter: str = "#",
+        *,
+        key: str = "",
+        from_ms: int = 0,
+        before_ms: int = 0,
+        limit: int = 1_000,
+        page_token: str = "",
+    ) -> TimersPage:
+        """Return pending messages in order of delivery time, as `TimerCalls.list`."""
+        found: list[Timer] = []
+        request: pb.ListTimersRequest | None = _listing(filter, key, from_ms, before_ms, limit, page_token)
+        while request is not None:
+            page = self._call(self._stub.ListTimers, request)
+            request = _next_page(request, page, found)
+        return TimersPage(timers=found, next_page_token=page.next_page_token)
+
+    def count(self) -> TimerCounts:
+        """Return how many messages are pending and due soon, as `TimerCalls.count`."""
+        return self._call(self._stub.CountTimers, pb.CountTimersRequest())

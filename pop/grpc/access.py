@@ -95,8 +95,14 @@ SCHEDULE_RULES = ServiceRules(
 
 TIMER_RULES = ServiceRules(
     "/penstock.pop.v1.TimerService/",
-    # These check by themselves that the caller may send to the topic of the message.
-    {"FindTimer": no_needs, "CancelTimer": no_needs, "RescheduleTimer": no_needs},
+    {
+        # These check by themselves that the caller may send to the topics of the messages.
+        "FindTimer": no_needs,
+        "CancelTimer": no_needs,
+        "RescheduleTimer": no_needs,
+        "ListTimers": no_needs,
+        "CountTimers": _admin_all,
+    },
     refuse_by_status,
 )
 """Each method of TimerService is in here; a test holds the table to the service's descriptor."""

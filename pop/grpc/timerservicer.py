@@ -1,19 +1,22 @@
-"""The servicer of `penstock.pop.v1.TimerService`: pending delayed messages, by their handles or keys."""
+"""The servicer of `penstock.pop.v1.TimerService`: pending delayed messages, by their handles or keys, and all of them."""
 
 from __future__ import annotations
 
 from penstock.access.actions import SEND
-from penstock.pop.access.caller import causer_of_call, check_permitted, check_sender
+from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted, check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Refusal, Sender, SendRefused
+from penstock.pop.grpc.requests import bounded
 from penstock.pop.grpc.status import OK, RECALL_STATUS, with_status
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.causer import Causer
 from penstock.store.properties import decode_properties
 from penstock.store.record import decode
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys
+from penstock.timer.listing import ROWS_DEFAULT, ROWS_MAX, ListedTimer, TimerListing, TimerQuery
 
 _UNREADABLE = pb.Status(
     code=pb.UNKNOWN_MESSAGE, detail="the record of the message is damaged: it is pending, and can be cancelled only"
@@ -27,14 +30,24 @@ class TimerServicer:
     Parameters:
         delayed: the delayed messages.
         keys: knows the pending message of each key.
+        listing: lists the pending messages.
         sender: reschedules messages.
         handles: makes and reads recall handles.
         store: has the messages.
     """
 
-    def __init__(self, delayed: DelayedMessages, keys: TimerKeys, sender: Sender, handles: Handles, store: Store) -> None:
+    def __init__(
+        self,
+        delayed: DelayedMessages,
+        keys: TimerKeys,
+        listing: TimerListing,
+        sender: Sender,
+        handles: Handles,
+        store: Store,
+    ) -> None:
         self._delayed = delayed
         self._keys = keys
+        self._listing = listing
         self._sender = sender
         self._handles = handles
         self._store = store
@@ -70,6 +83,27 @@ class TimerServicer:
         await self._store.durable()
         return timer
 
+    @with_status
+    async def ListTimers(self, request: pb.ListTimersRequest) -> pb.ListTimersResponse:
+        query = TimerQuery(request.filter or "#", request.key, request.from_ms, request.before_ms)
+        count = min(bounded("timers_max", request.timers_max, ROWS_DEFAULT), ROWS_MAX)
+        rights = CALLER.get()
+        page = await self._listing.page(
+            query, request.page_token, count, lambda topic: rights is None or rights.may(SEND, topic)
+        )
+        return pb.ListTimersResponse(timers=map(self._timer, page.timers), next_page_token=page.next_token)
+
+    @with_status
+    async def CountTimers(self, _request: pb.CountTimersRequest) -> pb.TimerCounts:
+        pending, due = len(self._delayed), self._delayed.due_counts()
+        return pb.TimerCounts(
+            pending=pending,
+            due_minute=due.minute,
+            due_hour=due.hour,
+            due_day=due.day,
+            next_ms=await self._listing.next_due_ms() or 0,
+        )
+
     def _named(self, name: pb.TimerName) -> tuple[int, int] | pb.Status:
         """Return position and due time of a message to whose topic the caller may send, or what is wrong with its name."""
         if name.recall_handle:
@@ -101,11 +135,20 @@ class TimerServicer:
         if data is None:
             return pb.Timer(status=_UNREADABLE)
         record = decode(data, position=position, verify=False)
+        about = decode_properties(record.properties)
+        topic, causer = record.topic.decode(), Causer.from_row(about.by)
+        return self._timer(ListedTimer(topic, pending_ms, position, size, about.timer_key, causer))
+
+    def _timer(self, found: ListedTimer) -> pb.Timer:
         return pb.Timer(
             status=OK,
-            recall_handle=self._handles.recall(position, pending_ms),
-            message_id=message_id(position),
-            topic=record.topic.decode(),
-            key=decode_properties(record.properties).timer_key,
-            deliver_at_ms=pending_ms,
+            recall_handle=self._handles.recall(found.position, found.due_ms),
+            message_id=message_id(found.position),
+            topic=found.topic,
+            key=found.key,
+            deliver_at_ms=found.due_ms,
+            size=found.size,
+            user=found.causer.user,
+            source=found.causer.source,
+            client_id=found.causer.client,
         )

@@ -1911,11 +1911,23 @@ class Timer(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     recall_handle: _builtins.str
     message_id: _builtins.str
     topic: _builtins.str
     key: _builtins.str
     deliver_at_ms: _builtins.int
+    size: _builtins.int
+    """of the stored message in bytes, with its topic and properties"""
+    user: _builtins.str
+    """who sent it: the user that was authenticated,"""
+    source: _builtins.str
+    """the address it came from, or "local"; an IPv6 address as its network of 64 bits,"""
+    client_id: _builtins.str
+    """and the client id of MQTT. What is not known is empty"""
     @_builtins.property
     def status(self) -> Global___Status:
         """the other fields are empty unless it is OK"""
@@ -1929,10 +1941,14 @@ class Timer(_message.Message):
         topic: _builtins.str = ...,
         key: _builtins.str = ...,
         deliver_at_ms: _builtins.int = ...,
+        size: _builtins.int = ...,
+        user: _builtins.str = ...,
+        source: _builtins.str = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliver_at_ms", b"deliver_at_ms", "key", b"key", "message_id", b"message_id", "recall_handle", b"recall_handle", "status", b"status", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deliver_at_ms", b"deliver_at_ms", "key", b"key", "message_id", b"message_id", "recall_handle", b"recall_handle", "size", b"size", "source", b"source", "status", b"status", "topic", b"topic", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1964,3 +1980,117 @@ class RescheduleTimerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RescheduleTimerRequest: _TypeAlias = RescheduleTimerRequest  # noqa: Y015
+
+@_typing.final
+class ListTimersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    BEFORE_MS_FIELD_NUMBER: _builtins.int
+    TIMERS_MAX_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    filter: _builtins.str
+    """MQTT topic filter; empty: all topics"""
+    key: _builtins.str
+    """not empty: only messages with this key"""
+    from_ms: _builtins.int
+    """only messages that are delivered at this time or later"""
+    before_ms: _builtins.int
+    """not 0: only messages that are delivered before this time"""
+    timers_max: _builtins.int
+    """0: 1000"""
+    page_token: _builtins.str
+    """next_page_token of the previous page; empty for the first page"""
+    def __init__(
+        self,
+        *,
+        filter: _builtins.str = ...,
+        key: _builtins.str = ...,
+        from_ms: _builtins.int = ...,
+        before_ms: _builtins.int = ...,
+        timers_max: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms", "filter", b"filter", "from_ms", b"from_ms", "key", b"key", "page_token", b"page_token", "timers_max", b"timers_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTimersRequest: _TypeAlias = ListTimersRequest  # noqa: Y015
+
+@_typing.final
+class ListTimersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """empty: this is the last page"""
+    @_builtins.property
+    def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timer]: ...
+    def __init__(
+        self,
+        *,
+        timers: _abc.Iterable[Global___Timer] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "timers", b"timers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTimersResponse: _TypeAlias = ListTimersResponse  # noqa: Y015
+
+@_typing.final
+class CountTimersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountTimersRequest: _TypeAlias = CountTimersRequest  # noqa: Y015
+
+@_typing.final
+class TimerCounts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PENDING_FIELD_NUMBER: _builtins.int
+    DUE_MINUTE_FIELD_NUMBER: _builtins.int
+    DUE_HOUR_FIELD_NUMBER: _builtins.int
+    DUE_DAY_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    pending: _builtins.int
+    due_minute: _builtins.int
+    """due within the next minute, up to the end of a minute; so are those that are late"""
+    due_hour: _builtins.int
+    """due within the next hour, up to the end of a minute"""
+    due_day: _builtins.int
+    """due within the next day, up to the end of an hour"""
+    next_ms: _builtins.int
+    """when the next message is delivered; 0 if none is pending"""
+    def __init__(
+        self,
+        *,
+        pending: _builtins.int = ...,
+        due_minute: _builtins.int = ...,
+        due_hour: _builtins.int = ...,
+        due_day: _builtins.int = ...,
+        next_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_day", b"due_day", "due_hour", b"due_hour", "due_minute", b"due_minute", "next_ms", b"next_ms", "pending", b"pending"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimerCounts: _TypeAlias = TimerCounts  # noqa: Y015

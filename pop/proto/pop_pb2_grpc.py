@@ -1199,6 +1199,16 @@ class TimerServiceStub:
                 request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RescheduleTimerRequest.SerializeToString,
                 response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.FromString,
                 _registered_method=True)
+        self.ListTimers = channel.unary_unary(
+                '/penstock.pop.v1.TimerService/ListTimers',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersResponse.FromString,
+                _registered_method=True)
+        self.CountTimers = channel.unary_unary(
+                '/penstock.pop.v1.TimerService/CountTimers',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.CountTimersRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.TimerCounts.FromString,
+                _registered_method=True)
 
 
 class TimerServiceServicer:
@@ -1227,6 +1237,21 @@ class TimerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTimers(self, request, context):
+        """Returns pending messages to whose topics the caller may send, in order of delivery time. A page may have fewer messages than
+        asked for, or none: the listing ends where there is no next_page_token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountTimers(self, request, context):
+        """Counts the pending messages of the node. The caller needs the right to administer all groups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TimerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1244,6 +1269,16 @@ def add_TimerServiceServicer_to_server(servicer, server):
                     servicer.RescheduleTimer,
                     request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RescheduleTimerRequest.FromString,
                     response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.SerializeToString,
+            ),
+            'ListTimers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTimers,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersResponse.SerializeToString,
+            ),
+            'CountTimers': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTimers,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.CountTimersRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.TimerCounts.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1329,6 +1364,60 @@ class TimerService:
             '/penstock.pop.v1.TimerService/RescheduleTimer',
             penstock_dot_pop_dot_proto_dot_pop__pb2.RescheduleTimerRequest.SerializeToString,
             penstock_dot_pop_dot_proto_dot_pop__pb2.Timer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTimers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.TimerService/ListTimers',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTimers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.TimerService/CountTimers',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.CountTimersRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.TimerCounts.FromString,
             options,
             channel_credentials,
             insecure,

@@ -394,6 +394,12 @@ class TimerServiceStub:
     """Cancels a pending message."""
     RescheduleTimer: _grpc.UnaryUnaryMultiCallable[_pop_pb2.RescheduleTimerRequest, _pop_pb2.Timer]
     """Lets a pending message be delivered at another time, in one step. It becomes a new message with a new handle."""
+    ListTimers: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ListTimersRequest, _pop_pb2.ListTimersResponse]
+    """Returns pending messages to whose topics the caller may send, in order of delivery time. A page may have fewer messages than
+    asked for, or none: the listing ends where there is no next_page_token.
+    """
+    CountTimers: _grpc.UnaryUnaryMultiCallable[_pop_pb2.CountTimersRequest, _pop_pb2.TimerCounts]
+    """Counts the pending messages of the node. The caller needs the right to administer all groups."""
 
 @_typing.type_check_only
 class TimerServiceAsyncStub(TimerServiceStub):
@@ -408,6 +414,12 @@ class TimerServiceAsyncStub(TimerServiceStub):
     """Cancels a pending message."""
     RescheduleTimer: _aio.UnaryUnaryMultiCallable[_pop_pb2.RescheduleTimerRequest, _pop_pb2.Timer]  # type: ignore[assignment]
     """Lets a pending message be delivered at another time, in one step. It becomes a new message with a new handle."""
+    ListTimers: _aio.UnaryUnaryMultiCallable[_pop_pb2.ListTimersRequest, _pop_pb2.ListTimersResponse]  # type: ignore[assignment]
+    """Returns pending messages to whose topics the caller may send, in order of delivery time. A page may have fewer messages than
+    asked for, or none: the listing ends where there is no next_page_token.
+    """
+    CountTimers: _aio.UnaryUnaryMultiCallable[_pop_pb2.CountTimersRequest, _pop_pb2.TimerCounts]  # type: ignore[assignment]
+    """Counts the pending messages of the node. The caller needs the right to administer all groups."""
 
 class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Delayed messages that are pending. A caller needs the right to send to the topic of a message. A timer is named by the recall
@@ -437,5 +449,23 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_pop_pb2.Timer, _abc.Awaitable[_pop_pb2.Timer]]:
         """Lets a pending message be delivered at another time, in one step. It becomes a new message with a new handle."""
+
+    @_abc_1.abstractmethod
+    def ListTimers(
+        self,
+        request: _pop_pb2.ListTimersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.ListTimersResponse, _abc.Awaitable[_pop_pb2.ListTimersResponse]]:
+        """Returns pending messages to whose topics the caller may send, in order of delivery time. A page may have fewer messages than
+        asked for, or none: the listing ends where there is no next_page_token.
+        """
+
+    @_abc_1.abstractmethod
+    def CountTimers(
+        self,
+        request: _pop_pb2.CountTimersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.TimerCounts, _abc.Awaitable[_pop_pb2.TimerCounts]]:
+        """Counts the pending messages of the node. The caller needs the right to administer all groups."""
 
 def add_TimerServiceServicer_to_server(servicer: TimerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

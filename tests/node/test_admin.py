@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.access.options import AccessControlOptions
 from penstock.node.admin import PATHS, Admin
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import AdminUnavailable
+from penstock.store.errors import TopicInvalid
 from penstock.store.options import HostPort
 
 FREE = AdminOptions(listen=HostPort("127.0.0.1", 0))
@@ -33,7 +34,23 @@ class Node:
         self.registry = CollectorRegistry()
         self.is_ready = False
         self.state: dict[str, Any] = {}
-        self.admin = Admin(FREE, self.access, registry=self.registry, ready=lambda: self.is_ready, state=lambda: self.state)
+        self.admin = self.admin_at(FREE)
+
+    def admin_at(self, options: AdminOptions) -> Admin:
+        """Return a listener of this node."""
+        return Admin(
+            options,
+            self.access,
+            registry=self.registry,
+            ready=lambda: self.is_ready,
+            state=lambda: self.state,
+            timers=self.timers,
+        )
+
+    async def timers(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        if "filter" in parameters:
+            raise TopicInvalid("the filter is not valid")
+        return {"timers": [], **parameters}
 
 
 @pytest.fixture
@@ -103,7 +120,7 @@ async def test_nothing_can_be_changed_and_nothing_else_exists(client: aiohttp.Cl
 async def test_an_address_in_use_is_named_and_its_holder_goes_on(node: Node, client: aiohttp.ClientSession) -> None:
     assert client._base_url is not None
     port = client._base_url.port or 0
-    second = Admin(at(port), node.access, registry=node.registry, ready=lambda: True, state=dict)
+    second = node.admin_at(at(port))
     with pytest.raises(AdminUnavailable, match=rf"127\.0\.0\.1:{port}: .*in use.*admin\.listen"):
         await second.start()
     await second.stop()
@@ -117,7 +134,7 @@ async def test_after_stop_the_port_is_closed_and_can_be_opened_again(node: Node)
         await node.admin.stop()
         with pytest.raises(aiohttp.ClientConnectionError):
             await session.get(f"http://127.0.0.1:{port}/healthz")
-    again = Admin(at(port), node.access, registry=node.registry, ready=lambda: True, state=dict)
+    again = node.admin_at(at(port))
     assert await again.start() == port
     await again.stop()
 
@@ -132,3 +149,10 @@ async def test_bytes_that_are_no_http_are_refused_and_not_logged_as_a_failure(
     writer.close()
     await node.admin.stop()
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_pending_messages_are_shown_for_the_parameters_of_the_request(client: aiohttp.ClientSession) -> None:
+    async with client.get("/api/v1/timers", params={"limit": "1"}) as response:
+        assert await response.json() == {"timers": [], "limit": "1"}
+    async with client.get("/api/v1/timers", params={"filter": "#/#"}) as response:
+        assert (response.status, await response.json()) == (400, {"error": "the filter is not valid"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,10 @@ SECRET = b"0123456789abcdef0123456789abcdef"
 Start = Callable[..., Awaitable["Listening"]]
 
 
+async def no_timers(_: Mapping[str, str]) -> dict[str, Any]:
+    return {}
+
+
 class Listening:
     """An admin listener, and what its callers see of it."""
 
@@ -95,7 +99,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         )
         access = AccessControl(control if has_access else AccessControlOptions(), tmp_path, lambda: 1_700_000_000_000)
         chosen = AdminOptions(listen=listen, **options)
-        admin = Admin(chosen, access, registry=CollectorRegistry(), ready=lambda: True, state=dict)
+        admin = Admin(chosen, access, registry=CollectorRegistry(), ready=lambda: True, state=dict, timers=no_timers)
         started.append(admin)
         return Listening(admin, access, await admin.start(), is_tls=bool(chosen.certificate))
 

@@ -346,6 +346,11 @@ async def test_only_who_may_send_to_a_topic_finds_and_changes_its_pending_messag
         ):
             with pytest.raises(NotPermitted, match="may not send"):
                 await call
+        assert list((await other.timers.list()).timers) == []
+        assert [timer.key for timer in (await client.timers.list()).timers] == ["k"]
+        with pytest.raises(NotPermitted, match="may not admin"):
+            await client.timers.count()
+        assert (await other.timers.count()).pending == 1
         await client.timers.cancel(topic=TOPIC, key="k")
 
 

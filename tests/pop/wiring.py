@@ -44,6 +44,7 @@ from penstock.store.recovery import Recovery
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys
+from penstock.timer.listing import TimerListing
 from penstock.timer.options import TimerOptions
 from penstock.timer.schedules import Schedules
 from tests.clock import AheadClock, ManualClock
@@ -284,7 +285,8 @@ class Node(Parts):
         self.rocketmq = rocketmq_service(core, store, handles, sender, delayed, transactions, self.options[0])
         group_servicer = GroupServicer(core, store)
         schedule_servicer = ScheduleServicer(self.schedules, store)
-        timer_servicer = TimerServicer(delayed, self.timer_keys, sender, handles, store)
+        listing = TimerListing(store, delayed.buckets, self.timer_keys)
+        timer_servicer = TimerServicer(delayed, self.timer_keys, listing, sender, handles, store)
         servicers = (servicer, group_servicer, schedule_servicer, timer_servicer)
         self._server = PopServer(*servicers, options, self.access, self.rocketmq)
         self.port = await self._server.start()

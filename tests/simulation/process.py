@@ -35,6 +35,7 @@ from penstock.store.files import FULL, make_directory
 from penstock.store.recovery import Recovery
 from penstock.store.rocksdb import Database
 from penstock.store.syncing import Ended
+from penstock.timer.listing import TimerListing
 from tests.simulation.disk import Disk, ProcessDead, SimulatedFiles
 from tests.simulation.orderedmap import Databases
 from tests.simulation.virtualtime import LaterExecutor, Time, VirtualLoop
@@ -298,7 +299,8 @@ class Process:
         )
         sender = self._parts.sender
         self.servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
-        self.timers = TimerServicer(self.delayed, self.timer_keys, sender, self._handles, self.store)
+        listing = TimerListing(self.store, self.delayed.buckets, self.timer_keys)
+        self.timers = TimerServicer(self.delayed, self.timer_keys, listing, sender, self._handles, self.store)
         self.scheduler = ScheduleServicer(self.schedules, self.store)
         self.holding = Holding(self.store, config.data_dir, files=self.files, executor=self._executor)
         self.listener = SimulatedListener()

@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from penstock import SyncClient, Timer
 from penstock.cli.actions.endpoint import Endpoint
-from penstock.cli.actions.output import print_line, print_row, time_of
+from penstock.cli.actions.output import cells_of, print_line, print_row, print_rows, time_of
 from penstock.cli.actions.security import security_of
+
+_COLUMNS = ("deliver_at", "topic", "key", "size", "from", "recall_handle")
+
+
+def list_timers(
+    node: Endpoint, filter: str, *, key: str, from_ms: int, before_ms: int, limit: int, page_token: str, as_json: bool
+) -> None:
+    """Print pending messages in order of delivery time, and on stderr the token of the next page. See `TimerCalls.list`."""
+    with SyncClient(str(node.address), security=security_of(node)) as client:
+        page = client.timers.list(filter, key=key, from_ms=from_ms, before_ms=before_ms, limit=limit, page_token=page_token)
+    rows = [_row(timer) for timer in page.timers]
+    print_rows(
+        rows,
+        [cells_of({**row, "from": _sender(timer)}, _COLUMNS) for row, timer in zip(rows, page.timers, strict=True)],
+        _COLUMNS,
+        as_json=as_json,
+        out=sys.stdout,
+    )
+    if page.next_page_token:
+        print_line(f"more follow: --page-token {page.next_page_token}", out=sys.stderr)
+
+
+def count_timers(node: Endpoint, *, as_json: bool) -> None:
+    """Print how many messages are pending, how many of them are due soon, and when the next one is delivered."""
+    with SyncClient(str(node.address), security=security_of(node)) as client:
+        found = client.timers.count()
+    row = {
+        "pending": found.pending,
+        "due_minute": found.due_minute,
+        "due_hour": found.due_hour,
+        "due_day": found.due_day,
+        "next_ms": found.next_ms,
+        "next": time_of(found.next_ms),
+    }
+    columns = [name for name in row if name != "next_ms"]
+    print_rows([row], [cells_of(row, columns)], columns, as_json=as_json, out=sys.stdout)
 
 
 def find(node: Endpoint, handle: str, topic: str, key: str) -> None:
     """Print a pending message, which is named by its handle, or by its topic and key."""
     with SyncClient(str(node.address), security=security_of(node)) as client:
-        _print(client.timers.find(handle, topic=topic, key=key))
+        print_row(_row(client.timers.find(handle, topic=topic, key=key)), as_json=True)
 
 
 def cancel(node: Endpoint, handle: str, topic: str, key: str) -> None:
@@ -24,16 +63,24 @@ def cancel(node: Endpoint, handle: str, topic: str, key: str) -> None:
 def reschedule(node: Endpoint, handle: str, topic: str, key: str, *, delay_ms: int, deliver_at_ms: int) -> None:
     """Let a pending message be delivered at another time, and print it with its new handle."""
     with SyncClient(str(node.address), security=security_of(node)) as client:
-        _print(client.timers.reschedule(handle, topic=topic, key=key, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms))
+        moved = client.timers.reschedule(handle, topic=topic, key=key, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
+    print_row(_row(moved), as_json=True)
 
 
-def _print(timer: Timer) -> None:
-    row = {
+def _sender(timer: Timer) -> str:
+    return " ".join(name for name in (timer.user, timer.source, timer.client_id) if name)
+
+
+def _row(timer: Timer) -> dict[str, Any]:
+    return {
         "recall_handle": timer.recall_handle,
         "message_id": timer.message_id,
         "topic": timer.topic,
         "key": timer.key,
         "deliver_at_ms": timer.deliver_at_ms,
         "deliver_at": time_of(timer.deliver_at_ms),
+        "size": timer.size,
+        "user": timer.user,
+        "source": timer.source,
+        "client_id": timer.client_id,
     }
-    print_row(row, as_json=True)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from datetime import UTC, datetime
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, pop_endpoint, read_body
+from penstock.cli.commands.arguments import (
+    Commands,
+    add_command,
+    add_json,
+    add_pop_address,
+    count,
+    instant,
+    pop_endpoint,
+    read_body,
+)
 
 
 def add_to(commands: Commands) -> None:
@@ -58,15 +66,6 @@ def add_to(commands: Commands) -> None:
         action.add_argument("name", help="Name of the schedule.")
         add_pop_address(action)
         action.set_defaults(run=_act)
-
-
-def instant(text: str) -> int:
-    """Return a time that is written as ISO 8601, in ms since 1970. Without an offset it is of UTC."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 2026-03-01T02:30:00+01:00.") from None
-    return int((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _create(options: argparse.Namespace) -> int:

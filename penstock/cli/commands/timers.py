@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import Commands, add_command, add_pop_address, count, pop_endpoint
+from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, instant, pop_endpoint
 
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
-    command = add_command(commands, "timer", "Find, cancel or reschedule a delayed message that is pending.")
+    command = add_command(commands, "timer", "List, count, find, cancel or reschedule delayed messages that are pending.")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    listing = add_command(actions, "list", "List pending messages in order of delivery time.")
+    listing.add_argument("filter", nargs="?", default="#", help="MQTT topic filter that their topics match (%(default)s).")
+    listing.add_argument("--key", default="", help="Only messages with this key.")
+    listing.add_argument(
+        "--from", type=instant, default=0, metavar="TIME", dest="from_ms", help="Only those due then or later, as ISO 8601."
+    )
+    listing.add_argument(
+        "--before", type=instant, default=0, metavar="TIME", dest="before_ms", help="Only those due before, as ISO 8601."
+    )
+    listing.add_argument("--limit", type=count, default=100, help="Maximum number of messages (%(default)s).")
+    listing.add_argument("--page-token", default="", metavar="TOKEN", help="Go on where a listing has ended.")
+    add_json(listing)
+    add_pop_address(listing)
+    listing.set_defaults(run=_list)
+
+    counting = add_command(actions, "count", "Count the pending messages, and those that are due soon.")
+    add_json(counting)
+    add_pop_address(counting)
+    counting.set_defaults(run=_count)
+
     for name, summary in (
         ("find", "Print a pending message, as JSON."),
         ("cancel", "Cancel a pending message."),
@@ -26,6 +47,29 @@ def add_to(commands: Commands) -> None:
             when.add_argument("--deliver-at-ms", type=count, default=0, metavar="MS", help="Deliver it then, in ms since 1970.")
         add_pop_address(action)
         action.set_defaults(run=_act)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.timers import list_timers
+
+    list_timers(
+        pop_endpoint(options),
+        options.filter,
+        key=options.key,
+        from_ms=options.from_ms,
+        before_ms=options.before_ms,
+        limit=options.limit,
+        page_token=options.page_token,
+        as_json=options.json,
+    )
+    return 0
+
+
+def _count(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.timers import count_timers
+
+    count_timers(pop_endpoint(options), as_json=options.json)
+    return 0
 
 
 def _act(options: argparse.Namespace) -> int:

@@ -101,7 +101,14 @@ class DelayedCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         delayed = self._delayed
-        yield gauge("penstock_timers_pending", "Delayed messages that are not due yet.", len(delayed))
+        yield gauge("penstock_timers_pending", "Delayed messages that have neither fired nor been recalled.", len(delayed))
+        yield labelled_gauge(
+            "penstock_timers_due",
+            "Pending delayed messages that are due within the next minute or hour, up to the end of a minute, or the next "
+            "day, up to the end of an hour.",
+            ["within"],
+            {(name,): number for name, number in delayed.due_counts()._asdict().items()},
+        )
         lateness = HistogramMetricFamily(
             "penstock_timers_lateness_ms", "Time in ms from the due time of a delayed message to its firing."
         )

@@ -116,6 +116,8 @@ def use_synchronously(target: str) -> None:
     with SyncClient(target) as client:
         sent = client.send(TOPIC, b"x", delay_ms=HOUR_MS, timer_key="k")
         assert client.timers.find(topic=TOPIC, key="k").recall_handle == sent.recall_handle
+        assert [timer.recall_handle for timer in client.timers.list().timers] == [sent.recall_handle]
+        assert client.timers.count().pending == 1
         moved = client.timers.reschedule(topic=TOPIC, key="k", delay_ms=2 * HOUR_MS)
         client.timers.cancel(moved.recall_handle)
         with pytest.raises(AlreadyRecalled):
@@ -124,3 +126,47 @@ def use_synchronously(target: str) -> None:
 
 async def test_the_client_for_threads_does_the_same(node: Node) -> None:
     await asyncio.to_thread(use_synchronously, node.target)
+
+
+async def test_pending_messages_are_listed_page_by_page_in_order_of_delivery(node: Node, client: Client) -> None:
+    sent = [await client.send(f"plant/{number % 2}/x", b"x" * 10, delay_ms=HOUR_MS * (20 - number)) for number in range(20)]
+    keyed = await client.send("orders/7/timeout", b"x", delay_ms=HOUR_MS // 2, timer_key="7")
+    everything = (await client.timers.list()).timers
+    assert [timer.message_id for timer in everything] == [each.message_id for each in (keyed, *reversed(sent))]
+    assert everything[0] == await client.timers.find(keyed.recall_handle)
+    assert everything[0].source == "local"
+    assert everything[0].size > 0
+    first = await client.timers.list("plant/0/+", limit=3)
+    assert [timer.message_id for timer in first.timers] == [each.message_id for each in sent[18:13:-2]]
+    await client.timers.cancel(first.timers[0].recall_handle)
+    rest = await client.timers.list("plant/0/+", page_token=first.next_page_token)
+    assert [timer.message_id for timer in rest.timers] == [each.message_id for each in sent[12::-2]]
+    assert rest.next_page_token == ""
+    begin_ms = everything[5].deliver_at_ms
+    between = await client.timers.list(from_ms=begin_ms, before_ms=begin_ms + 3 * HOUR_MS // 2)
+    assert between.timers[0].message_id == everything[5].message_id
+    assert len(between.timers) == 2
+    assert [timer.key for timer in (await client.timers.list(key="7")).timers] == ["7"]
+    node.advance(HOUR_MS)
+    assert keyed.message_id not in [timer.message_id for timer in (await client.timers.list()).timers]
+
+
+async def test_pending_messages_are_counted(node: Node, client: Client) -> None:
+    assert (await client.timers.count()).next_ms == 0
+    for delay_ms in (30_000, 30 * 60_000, 12 * HOUR_MS, 12 * HOUR_MS, 100 * HOUR_MS):
+        last = await client.send(TOPIC, b"x", delay_ms=delay_ms)
+    found = await client.timers.count()
+    assert (found.pending, found.due_minute, found.due_hour, found.due_day) == (5, 1, 2, 4)
+    node.advance(24 * HOUR_MS)
+    found = await client.timers.count()
+    assert (found.pending, found.due_day) == (1, 0)
+    assert found.next_ms == (await client.timers.find(last.recall_handle)).deliver_at_ms
+
+
+async def test_a_listing_that_is_not_valid_is_refused(client: Client) -> None:
+    wrong: list[dict[str, Any]] = [{"filter": "a/#/b"}, {"from_ms": -1}, {"page_token": "x"}]
+    for arguments in wrong:
+        with pytest.raises(RequestInvalid):
+            await client.timers.list(**arguments)
+    with pytest.raises(ValueError, match="at least 1"):
+        await client.timers.list(limit=0)
