@@ -55,6 +55,9 @@ WINDOW_MAX: Final = 4_000_000
 """Number of messages in the window from which on no further minute is loaded. When more than that is due at one time, later
 messages wait for those before them, whatever their topics."""
 
+MINUTES_REMEMBERED: Final = 65_536
+"""Minutes whose number of recalled messages is in memory. All are forgotten at this number."""
+
 DUE_MS_MAX: Final = (2**32 - 2) * MINUTE_MS
 """The latest due time for which keys have room, in ms since 1970."""
 
@@ -93,6 +96,8 @@ class TimerBuckets:
         """By width: the numbers of messages in the rows of each bucket (`counts_of`), with those that were recalled."""
         self._loaded: dict[int, int] = {}
         """Number of pending messages of each minute that is loaded."""
+        self._recalled_counts: dict[int, int] = {}
+        """By minute: how many of the messages in rows are recalled ones, as of the last save; of some minutes."""
         self._recalled_changes: dict[int, int] = {}
         """By minute: how many more of the messages in rows are recalled ones, since the last save."""
         self._recalled: dict[int, int] = {}
@@ -211,11 +216,12 @@ class TimerBuckets:
                         left = self._put_into_row(width, bucket, chunk.taken(~are_moved))
                         if self._opening is not None and left is not None and left != key:
                             self._new_keys[key] = left
+        unsaved = {*self._unsaved}
         for number, found in enumerate(moved):
             for due_ms, position, account, size, tag, topic in found.taken(self.cursors.are_ahead(found)).rows.tolist():
                 if not self.is_recalled(position, due_ms):
                     self.add(due_ms + by_ms, position, account, size, tag, found.topics[topic])
-                elif number:  # the first are those that were fresh
+                elif number or _recalled_key(due_ms, position) in unsaved:  # in a row, or the next save would think so
                     self._count_recalled(due_ms // MINUTE_MS, -1)
 
     def _are_between(self, entries: Entries, due_after_ms: int, due_before_ms: int, position_from: int) -> Column:
@@ -566,12 +572,17 @@ class TimerBuckets:
                 self._count_recalled(minute, 1)
 
     def _save_recalled_count(self, batch: Batch, minute: int, more: int) -> None:
-        key = MINUTE_KEY.pack(RECALLED_COUNTS, minute)
-        row = self._index.get(key)
-        count = more + (COUNT_VALUE.unpack(row)[0] if row is not None else 0)
-        if count > 0:
-            batch.put(key, COUNT_VALUE.pack(count))
-        elif row is not None:
+        key, counts = MINUTE_KEY.pack(RECALLED_COUNTS, minute), self._recalled_counts
+        count = counts.get(minute)
+        if count is None:
+            row = self._index.get(key)
+            count = COUNT_VALUE.unpack(row)[0] if row is not None else 0
+            if len(counts) >= MINUTES_REMEMBERED:
+                counts.clear()
+        counts[minute] = count + more
+        if counts[minute]:
+            batch.put(key, COUNT_VALUE.pack(counts[minute]))
+        else:
             batch.delete(key)
 
     def _sort_fresh(self, batch: Batch) -> None:
@@ -611,6 +622,7 @@ class TimerBuckets:
         if done:
             batch.delete_range(BUCKET_KEY.pack(CHUNK, 0, min(done)), stop)
             batch.delete_range(RECALLED_COUNTS, MINUTE_KEY.pack(RECALLED_COUNTS, minute))
+            self._recalled_counts = {number: count for number, count in self._recalled_counts.items() if number >= minute}
         for number in done:
             del self._counts[0][number]
             self._changed[BUCKET_KEY.pack(COUNTS, 0, number)] = None

@@ -224,6 +224,19 @@ def test_two_steps_of_the_clock_in_one_commit_move_each_message_once(machine: Ti
     machine.teardown()
 
 
+def test_a_message_that_is_recalled_before_a_step_of_the_clock_in_one_commit_is_counted_nowhere(machine: TimerMachine) -> None:
+    machine.delay(DAY_MS, 2, TOPICS[0])
+    position, due_ms = machine.named[0]
+    assert machine.parts.delayed.recall(position, due_ms) is Recalled.CANCELLED
+    del machine.pending[position]
+    machine.recalled.add(position)
+    machine.note_step(2 * DAY_MS)
+    machine.parts.store.commit()
+    machine.compare_with_a_rebuilt_index()
+    machine.settle()
+    machine.teardown()
+
+
 @pytest.mark.parametrize("seconds", [(5, 50), (50, 5)], ids=["the first of a row is moved", "the first of a row stays"])
 def test_a_step_of_the_clock_while_a_minute_is_loaded_makes_nobody_wait(
     machine: TimerMachine, monkeypatch: pytest.MonkeyPatch, seconds: tuple[int, int]
