@@ -62,6 +62,8 @@ class Logins:
         self._asks_plugins = False
         self._names_all = False
         """Whether more than user name and password names credentials."""
+        self._proven: dict[bytes, ProvenIdentity] = {}
+        """Who has proved by a password who it is, by its credentials, until the loop hears of it. Threads change it."""
         self._own: list[LoopThread] = []
         self._is_releasing = False
         self._now_s: Callable[[], float]
@@ -181,8 +183,10 @@ class Logins:
             self.verified.expire()
 
     def _answer(self, login: Login, answer: Answer, outcome: str) -> None:
-        if answer is True and login.credential is not None and self.verified is not None:  # also if nobody waits any more
-            self.verified.add(login.credential, _verified(login))
+        if login.credential is not None and self.verified is not None:
+            if answer is True and self.verified.find(login.credential) is None:  # also if nobody waits any more
+                self.verified.add(login.credential, _verified(login))
+            self._proven.pop(login.credential, None)
         login.answer(answer, outcome)
         for shed in self.queue.shed():
             shed.answer(None, "overload")
@@ -207,12 +211,20 @@ class Logins:
     async def _verify(self, host: PluginHost | None, login: Login) -> Answer:
         """Return whether a client is who it says. The password file decides about its users, and plugins about others."""
         verified, credential = self.verified, login.credential
-        if verified is not None and credential is not None and verified.find(credential) is not None:
-            return True  # Another client with these credentials was verified meanwhile.
+        if verified is not None and credential is not None:
+            # Another client with these credentials may have been verified meanwhile.
+            login.identity = self._proven.get(credential)
+            found_before = verified.find(credential)
+            if login.identity is None and found_before is not None:
+                login.identity = found_before.verified.identity
+            if login.identity is not None or found_before is not None:
+                return True
         if self._access.passwords is not None:
             found = self._access.prove(login.wish.username, _text_of(login.wish.password), host is None)
             if isinstance(found, ProvenIdentity):
                 login.identity = found
+                if credential is not None:
+                    self._proven[credential] = found
                 return True
             if found is not None:
                 return found
