@@ -19,7 +19,7 @@ from penstock.access.identity import ProvenIdentity, is_token
 from penstock.gateway.auth.authenticator import Authenticator
 from penstock.gateway.auth.login import Answer, Login
 from penstock.gateway.auth.login_queue import LoginQueue
-from penstock.gateway.auth.loop_thread import LoopThread
+from penstock.gateway.auth.loop_thread import LOGIN_NICENESS, LoopThread
 from penstock.gateway.auth.verified import Credential, Verified, VerifiedCredentials
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect
@@ -90,7 +90,7 @@ class Logins:
             return
         self._remember(only_passwords=only_passwords)
         if not hosts:
-            self._own = [LoopThread(f"penstock-login-{number}") for number in range(threads_of(self._options))]
+            self._own = [LoopThread(f"penstock-login-{number}", LOGIN_NICENESS) for number in range(threads_of(self._options))]
             for thread in self._own:
                 thread.start()
         threads = [host.thread for host in hosts] or self._own

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 END_S: Final = 1.0
 """How long the node waits for the thread to end, in seconds. A blocked thread is a daemon, so it ends with the process."""
+
+LOGIN_NICENESS: Final = 10
+"""Niceness of threads that authenticate, above that of the node. A password hash computes on four threads, which left the loop
+a fifth of a processor. With this difference the loop has nearly all of one when it needs it."""
 
 T = TypeVar("T")
 
@@ -18,14 +24,19 @@ class LoopThread:
 
     Parameters:
         name: of the thread.
+        niceness: of the thread and of those that it starts, where the system knows one for each thread.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, niceness: int = 0) -> None:
+        self._niceness = niceness
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def _run(self) -> None:
+        if self._niceness and sys.platform == "linux":
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + self._niceness)
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
         left = asyncio.all_tasks(self.loop)

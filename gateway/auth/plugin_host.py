@@ -41,10 +41,11 @@ class PluginHost:
     Parameters:
         name: of the thread.
         timeout_s: seconds within which the plugins must answer.
+        niceness: of the thread.
     """
 
-    def __init__(self, name: str, timeout_s: float) -> None:
-        self.thread = LoopThread(name)
+    def __init__(self, name: str, timeout_s: float, niceness: int = 0) -> None:
+        self.thread = LoopThread(name, niceness)
         self._timeout_s = timeout_s
         self.plugins: list[Any] = []
         self.auth_plugins: list[Any] = []

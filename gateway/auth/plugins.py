@@ -34,6 +34,7 @@ from penstock.gateway.auth.client_session import ClientSession
 from penstock.gateway.auth.containment import use_containment
 from penstock.gateway.auth.login import Answer
 from penstock.gateway.auth.logins import threads_of
+from penstock.gateway.auth.loop_thread import LOGIN_NICENESS
 from penstock.gateway.auth.plugin_context import GatewayContext, Publish
 from penstock.gateway.auth.plugin_host import PluginHost, class_of, typed
 from penstock.gateway.auth.questions import Question, Work
@@ -173,7 +174,7 @@ class Plugins:
         await host.thread.run(host.load(GatewayContext(config, self._publish, self._sessions)))
 
     def _add_hosts(self, count: int) -> list[PluginHost]:
-        hosts = [PluginHost(f"penstock-login-{number}", self._timeout_s) for number in range(count)]
+        hosts = [PluginHost(f"penstock-login-{number}", self._timeout_s, LOGIN_NICENESS) for number in range(count)]
         for host in hosts:
             host.thread.start()
         self._hosts += hosts

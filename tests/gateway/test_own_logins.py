@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from penstock.access.options import TokenOptions
 from penstock.access.passwords import PasswordFile
+from penstock.gateway.auth.loop_thread import LOGIN_NICENESS
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.clock import AheadClock
 from tests.gateway import scripted_plugins
@@ -65,6 +69,14 @@ async def login(broker: Broker, user: str | None, password: str | None, client_i
     fields = [each.encode() for each in (user, password) if each is not None]
     client = await broker.connect_5(client_id, *fields, flags=flags, accepted=False)
     return client, (await client.connack())[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness for each thread")
+async def test_the_threads_that_hash_passwords_give_way_to_the_loop(broker: Broker) -> None:
+    threads = [each for each in threading.enumerate() if each.name.startswith("penstock-login")]
+    niceness = {os.getpriority(os.PRIO_PROCESS, each.native_id) for each in threads if each.native_id is not None}
+    assert niceness == {min(os.getpriority(os.PRIO_PROCESS, 0) + LOGIN_NICENESS, 19)}
+    assert (await login(broker, "ann", "anns password"))[1] == ACCEPTED
 
 
 @pytest.mark.parametrize(
