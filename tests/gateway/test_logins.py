@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from penstock.gateway.auth import logins
+from penstock.gateway.auth import plugins as plugins_of_gateway
 from penstock.gateway.auth.held_logins import CONNECT_BYTES_MAX
 from penstock.gateway.auth.login import Answer, Login
 from penstock.gateway.auth.login_queue import LoginQueue
@@ -24,6 +26,13 @@ from tests.waiting import until
 
 ACCEPTED = (CONNACK, 0, b"\0\0")
 BLOCKER = f"{SCRIPTED}.Blocker"
+
+
+@pytest.fixture(autouse=True)
+def _no_niceness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads take logins at once also where other tests keep all processors busy."""
+    for module in (logins, plugins_of_gateway):
+        monkeypatch.setattr(module, "LOGIN_NICENESS", 0)
 
 
 def waiting(broker: Broker) -> int:
