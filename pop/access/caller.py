@@ -41,8 +41,8 @@ _TRACE_KEYS: Final = (TRACEPARENT, TRACESTATE)
 
 _SERVED: ContextVar[ServedCallWithMetadata | None] = ContextVar("served", default=None)
 
-
 _PEER: ContextVar[str] = ContextVar("peer", default="")
+"""The peer of the call that is being served; empty outside of a call that gRPC serves."""
 
 
 def note_peer(context: ServedCall) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
+from typing import Final
 
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.counters import PopCounters
@@ -17,6 +18,9 @@ from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
 from penstock.store.space import Level, Space
+
+NO_WAIT: Final = nullcontext()
+"""In place of a wait for room."""
 
 
 class LongPolls:
@@ -100,16 +104,12 @@ class LongPolls:
         caller: Hashable | None,
     ) -> PopResult | None:
         """Pop when the caller has room for what it gets."""
-        if caller is None or self._unsynced.fits(caller):
+        unsynced = self._unsynced
+        async with NO_WAIT if caller is None or unsynced.fits(caller) else unsynced.room(caller):
             result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
             if result is not None:
-                self._unsynced.add(caller, result.size)
-            return result
-        async with self._unsynced.room(caller):
-            result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
-            if result is not None:
-                self._unsynced.add(caller, result.size)
-            return result
+                unsynced.add(caller, result.size)
+        return result
 
     def add(self, poll: Poll, *groups: ConsumerGroup) -> None:
         """Let a poll wait for messages of one or more groups; its future gets the result.

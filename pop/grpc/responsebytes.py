@@ -142,19 +142,20 @@ class ResponseBytes:
             peers.add(oldest.peer)
             for unread in [each for each in self._unread[most] if each.peer == oldest.peer]:
                 self.remove(unread)
-            callers.add(most)
+            if most not in callers:
+                callers.add(most)
+                self._holds[most] += 1
+                self._unsynced.hold(most)
         self.ended += len(peers)
         logger.warning(
             "grpc.unread", connections=len(peers), why="callers did not read their responses: pop.responses_bytes_max"
         )
-        task = asyncio.create_task(self._close_and_hold(peers, callers))
+        task = asyncio.create_task(self._close_all(peers, callers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _close_and_hold(self, peers: Collection[str], callers: Collection[Causer]) -> None:
-        for caller in callers:
-            self._holds[caller] += 1
-            self._unsynced.hold(caller)
+    async def _close_all(self, peers: Collection[str], callers: Collection[Causer]) -> None:
+        """Close connections, and let their callers go on later."""
         await self._close(peers)
         await asyncio.sleep(HOLD_S)
         for caller in callers:
