@@ -5,7 +5,7 @@ PYTHON ?= python3
 SECONDS ?= 600
 MINUTES ?= 60
 SEEDS ?= 0-999
-# Tests wait for disks, processes and other languages for half of their time, so two cores run four at once.
+# Tests wait for disks, processes and other languages, so two cores run four at once.
 WORKERS ?= 4
 FAULTS ?= all
 SEED ?= 1

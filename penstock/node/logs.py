@@ -20,7 +20,6 @@ from penstock.store.printable import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-
 _GRPC: Final = "grpc._cython.cygrpc"
 """The logger of gRPC."""
 
