@@ -97,6 +97,7 @@ class Store:
         "_group",
         "_housekeeping",
         "_is_async",
+        "_is_called",
         "_last_ms",
         "_loop",
         "_make_sync",
@@ -198,6 +199,8 @@ class Store:
         self._last_ms = covered.store_ms if covered else 0
         self._turn_ms = 0
         self._commit_scheduled = False
+        self._is_called = False
+        """Whether the loop calls `end_turn` in its next turn."""
         self._failure: OSError | None = None
         self.is_index_damaged = False
         """Whether the store has failed because its index is damaged. A disk that also fails to write is another failure."""
@@ -498,8 +501,15 @@ class Store:
     def _begin_turn(self) -> None:
         self._turn_ms = self._last_ms = max(self.clock.now_ms(), self._last_ms)
         self._commit_scheduled = True
-        if self._loop is not None:
-            self._loop.call_soon(self.end_turn)
+        # A call for records that were committed early serves those of this turn as well. With more calls than one, each would
+        # release a group and commit what its callbacks append, and the turn would grow long.
+        if self._loop is not None and not self._is_called:
+            self._is_called = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_called = False
+        self.end_turn()
 
     # --- committing -------------------------------------------------------------------------------------------------
 
@@ -631,7 +641,8 @@ class Store:
         self.queues.on_backfill = self._backfill_job.wake
         self._backfill_job.wake()
         if self._commit_scheduled:
-            loop.call_soon(self.end_turn)
+            self._is_called = True
+            loop.call_soon(self._end_turn)
         self._housekeeping = Housekeeping(
             loop,
             self.clock,

@@ -655,6 +655,26 @@ async def test_a_turn_of_the_loop_makes_one_write_and_one_row(tmp_path: Path, mo
         assert len(list(store.index.rows(KeySpace.ENTRIES + root.id.to_bytes(4, "big")))) == 1
 
 
+async def test_early_commits_leave_one_call_for_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a call for each, what the callbacks of one sync append would be committed in the same turn, again and again."""
+    async with started(open_store(tmp_path / "data")) as store:
+        calls: list[int] = []
+        end_turn = Store.end_turn
+
+        def counted(store: Store) -> None:
+            calls.append(store.log.end)
+            end_turn(store)
+
+        monkeypatch.setattr(Store, "end_turn", counted)
+        for number in range(5):
+            publish(store, "plant/1", str(number))
+            store.commit()
+        publish(store, "plant/1", "5")
+        end = store.log.end
+        await store.durable()
+        assert calls == [end]
+
+
 async def test_what_is_appended_before_a_commit_is_written_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with started(open_store(tmp_path / "data")) as store:
         waiting: list[str] = []
