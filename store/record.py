@@ -46,6 +46,9 @@ checksum = iso_hdlc
 """Return the CRC-32 (ISO/IEC 3309) of bytes, optionally continued from the checksum of the bytes before them. The result is the
 same as that of `zlib.crc32`, which is slower."""
 
+LARGE_BYTES = 8_192
+"""From this size on, code that is called often takes a view of a part of a record, because a copy would cost more."""
+
 
 class Kind(IntEnum):
     """The kinds of records. Their numbers are on disk, so a number must never be reused."""
@@ -332,4 +335,5 @@ def is_intact(data: bytes, at: int = 0, size: int | None = None) -> bool:
     if size < HEADER_BYTES:
         return False
     stated, crc = SIZE_AND_CRC.unpack_from(data, at)
-    return bool(stated == size and checksum(data[at + CRC_FROM : at + size]) == crc)
+    covered = (data if size < LARGE_BYTES else memoryview(data))[at + CRC_FROM : at + size]
+    return bool(stated == size and checksum(covered) == crc)

@@ -11,7 +11,7 @@ both. `PopState` is what the records made of groups and checkpoints. The parts t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from penstock.pop.core.acking import Acknowledger
@@ -43,6 +43,10 @@ UNSYNCED_PARTS: Final = 4
 """Which part of `pop.responses_bytes_max` messages may take that wait for the sync of their checkpoint."""
 
 
+def _call_soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
+
+
 class PopCore:
     """POP over a store. The caller must add `part` to the store before the store recovers.
 
@@ -70,7 +74,7 @@ class PopCore:
         records = GroupRecords(store, state, self.counters, traces)
         self.groups = Groups(state, store.queues, records, options, store.ledger)
         popper = Popper(store, state, records, self.counters, traces)
-        self.unsynced = Unsynced(store.when_durable, options.responses_bytes_max // UNSYNCED_PARTS)
+        self.unsynced = Unsynced(store.when_durable, _call_soon, options.responses_bytes_max // UNSYNCED_PARTS)
         """Room for messages that were handed out and wait for the sync of their checkpoint."""
         self.polls = LongPolls(popper, store.space, options, self.counters, self.unsynced)
         serve = self.polls.serve

@@ -23,6 +23,7 @@ from penstock.store.properties import decode_properties
 from penstock.store.record import (
     CRC_FROM,
     KIND_AT,
+    LARGE_BYTES,
     PROPS_LEN_AT,
     SIZE_AND_CRC,
     STORE_MS_AT,
@@ -167,7 +168,8 @@ class Popper:
                     continue
             data = block[at : at + size]
             stated, crc = unpack(data)
-            is_message = stated == size and data[KIND_AT] == _MESSAGE and checksum(data[CRC_FROM:]) == crc
+            covered = data[CRC_FROM:] if size < LARGE_BYTES else memoryview(data)[CRC_FROM:]
+            is_message = stated == size and data[KIND_AT] == _MESSAGE and checksum(covered) == crc
             records.append(data if is_message else None)
         return records
 

@@ -2,7 +2,8 @@
 
 A pop reads its messages when it hands them out, and keeps them until its checkpoint is durable. One commit may wake any number
 of pops that wait. Without a bound their messages would all be read in one turn of the loop, and be in memory at once. So a
-caller that has its share waits for a sync, and then the calls of different callers go on in turn.
+caller that has its share waits for a sync, and then the calls of different callers go on in turn. They go on in a later turn of
+the loop: a disk may end several syncs within one, and whoever else waits for the loop must not wait for all that these allow.
 """
 
 from __future__ import annotations
@@ -31,17 +32,26 @@ class Unsynced:
 
     Parameters:
         when_durable: calls back when all that was stored is durable.
+        call_soon: calls back in the next turn of the loop.
         all_max: bytes of all callers together.
     """
 
-    def __init__(self, when_durable: Callable[[Callable[[], None]], None], all_max: int) -> None:
+    def __init__(
+        self,
+        when_durable: Callable[[Callable[[], None]], None],
+        call_soon: Callable[[Callable[[], None]], object],
+        all_max: int,
+    ) -> None:
         self._when_durable = when_durable
+        self._call_soon = call_soon
         self._all_max = all_max
         self._each_max = all_max * CALLER_PERCENT // 100
         self._bytes: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, deque[Callable[[], None]]] = {}
         """Calls that wait for room, by caller. The caller whose turn is next comes first."""
         self._going_on = False
+        self._is_called = False
+        """Whether calls go on in the next turn."""
         self._held: set[Hashable] = set()
         """Callers that have no room, whatever they hold."""
         self.used = 0
@@ -111,8 +121,13 @@ class Unsynced:
         self._bytes[caller] -= size
         if not self._bytes[caller]:
             del self._bytes[caller]
-        if self._waiting:
-            self._go_on()
+        if self._waiting and not self._is_called:
+            self._is_called = True
+            self._call_soon(self._go_on_later)
+
+    def _go_on_later(self) -> None:
+        self._is_called = False
+        self._go_on()
 
     def _go_on(self) -> None:
         """Let calls that wait go on, one of each caller in turn, as far as there is room."""

@@ -21,6 +21,7 @@ import structlog
 
 from penstock.pop.access.caller import CALLER, address_of, causer_of_call, peer_of
 from penstock.pop.core.unsynced import Unsynced
+from penstock.pop.grpc.heap import trim
 from penstock.store.causer import NODE, Causer, source_of
 
 logger = structlog.get_logger("pop")
@@ -163,6 +164,8 @@ class ResponseBytes:
             if not self._holds[caller]:
                 del self._holds[caller]
                 self._unsynced.release(caller)
+        if not self._holds:
+            await asyncio.to_thread(trim)
 
     def remove(self, unread: _Unread) -> None:
         """Count a response no more. It may have been removed before."""

@@ -7,7 +7,7 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
 from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.poll import PopResult
-from penstock.pop.grpc.wire import invisible_time, popped_messages
+from penstock.pop.grpc.wire import popped_messages
 from penstock.pop.proto import pop_pb2 as pb
 
 
@@ -29,8 +29,8 @@ class PopResponses:
         handles = self._handles.deliveries_joined(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
         origins = self._origins.of_checkpoint(checkpoint)
         dead = {index: dead_letter(letter, group, origin, "") for index, (letter, group, origin) in origins.items()}
-        messages = popped_messages(checkpoint.body, result.records, handles, checkpoint.deadline_ms, dead)
-        return messages + invisible_time(checkpoint.deadline_ms - checkpoint.pop_ms)
+        deadline_ms = checkpoint.deadline_ms
+        return popped_messages(checkpoint.body, result.records, handles, deadline_ms, deadline_ms - checkpoint.pop_ms, dead)
 
 
 def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -> pb.DeadLetter:

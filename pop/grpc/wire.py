@@ -14,7 +14,7 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.encoding import CONTINUED, SMALL, VARINTS, text, varint
 from penstock.store.bodies import CHECKPOINT_ENTRY
 from penstock.store.properties import decode_properties
-from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES
+from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, LARGE_BYTES
 
 _POSITION_BYTES = 8
 
@@ -43,8 +43,10 @@ _MESSAGES = b"\x0a"
 assert DELIVERY_DIGITS < 128, "the length of a handle must fit into one byte"
 
 
-def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, deadline_ms: int, dead: dict[int, Any]) -> bytes:
-    """Return the field `messages` of a PopResponse.
+def popped_messages(
+    body: bytes, records: list[bytes | None], handles: bytes, deadline_ms: int, invisible_ms: int, dead: dict[int, Any]
+) -> bytes:
+    """Return the fields `messages` and `invisible_ms` of a PopResponse or a ConsumeResponse.
 
     This is on the hot path. Messages that have the sizes, properties and store time of the message before them are the fastest.
 
@@ -53,6 +55,7 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
         records: the record of each entry's message; an entry with None is left out.
         handles: the joined handles of the entries, `DELIVERY_DIGITS` each.
         deadline_ms: when the invisible time is over, in ms since 1970.
+        invisible_ms: how long the messages are invisible.
         dead: the `pb.DeadLetter` of each message that is one, by index.
     """
     positions = bytearray(_POSITION_BYTES * len(records))  # big-endian: all positions are reversed at once, column by column
@@ -61,7 +64,7 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
     ids = hexlify(positions)
     unpack, varints, continued = HEADER.unpack_from, VARINTS, CONTINUED
     tail = _VISIBLE_AT_MS + varint(deadline_ms)
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     high, high_bytes = -1, b""
     last, begin, properties = _NO_SIZES, b"", b""
     """Sizes of the message before, the part of its record before the topic, and its properties. A message that has the same
@@ -110,17 +113,13 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
             topic_head,
             data[HEADER_BYTES:topic_stop],
             body_head,
-            data[body_from:],
+            data[body_from:] if len(data) < LARGE_BYTES else memoryview(data)[body_from:],
             stored,
             offset_bytes,
             end,
         )
+    parts.append(_INVISIBLE_MS + varint(invisible_ms))
     return b"".join(parts)
-
-
-def invisible_time(invisible_ms: int) -> bytes:
-    """Return the field `invisible_ms` of a PopResponse or a ConsumeResponse."""
-    return _INVISIBLE_MS + varint(invisible_ms)
 
 
 def _properties(encoded: bytes) -> bytes:

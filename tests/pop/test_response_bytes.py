@@ -87,7 +87,7 @@ async def test_whoever_has_most_unread_loses_the_connection_with_its_oldest() ->
     async def close(peers: Collection[str]) -> None:
         closed.append(set(peers))
 
-    unsynced = Unsynced(lambda _: None, 100)
+    unsynced = Unsynced(lambda _: None, lambda _: None, 100)
     responses = ResponseBytes(100, close, unsynced)
     much, little = Causer.of("much", "192.0.2.1"), Causer.of("little", "192.0.2.1")
     responses.add(much, "old", 30)

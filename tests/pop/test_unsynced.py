@@ -27,17 +27,29 @@ class Syncs:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
+        self.next_turn: list[Callable[[], None]] = []
 
-    def sync(self) -> None:
+    def unsynced(self, all_max: int) -> Unsynced:
+        """Return room for so many bytes."""
+        return Unsynced(lambda callback: self.waiting.append(callback), lambda go: self.next_turn.append(go), all_max)
+
+    def end_syncs(self) -> None:
         """Make all durable that was stored so far."""
         waiting, self.waiting = self.waiting, []
         for callback in waiting:
             callback()
 
+    def sync(self) -> None:
+        """Make all durable that was stored so far, and go on to the next turn of the loop."""
+        self.end_syncs()
+        next_turn, self.next_turn = self.next_turn, []
+        for go in next_turn:
+            go()
+
 
 def test_calls_of_one_caller_wait_for_the_sync_and_those_of_others_do_not() -> None:
     syncs = Syncs()
-    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), 40 * MIB)
+    unsynced = syncs.unsynced(40 * MIB)
     assert unsynced.fits(MALLORY)
     for _ in range(4):
         assert unsynced.fits(MALLORY)
@@ -56,7 +68,7 @@ def test_calls_of_one_caller_wait_for_the_sync_and_those_of_others_do_not() -> N
 
 def test_callers_that_wait_go_on_in_turn() -> None:
     syncs = Syncs()
-    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), 12 * MIB)
+    unsynced = syncs.unsynced(12 * MIB)
     for each in (MALLORY, ALICE, BOB, Causer.of("eve", "192.0.2.1")):
         unsynced.add(each, 3 * MIB)
     went: list[str] = []
@@ -77,9 +89,28 @@ def test_callers_that_wait_go_on_in_turn() -> None:
     assert unsynced.used == 3 * MIB
 
 
+def test_calls_go_on_once_in_the_next_turn_however_many_syncs_end_in_this_one() -> None:
+    syncs = Syncs()
+    unsynced = syncs.unsynced(12 * MIB)
+    went: list[int] = []
+
+    def go(number: int) -> None:
+        went.append(number)
+        unsynced.add(MALLORY, 3 * MIB)
+
+    go(0)
+    for number in range(1, 4):
+        unsynced.when_room(MALLORY, lambda number=number: go(number))  # type: ignore[misc]
+    for _ in range(3):
+        syncs.end_syncs()
+    assert went == [0]
+    syncs.sync()
+    assert went == [0, 1]
+
+
 async def test_a_call_that_is_cancelled_gives_its_room_back() -> None:
     syncs = Syncs()
-    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), 12 * MIB)
+    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), asyncio.get_running_loop().call_soon, 12 * MIB)
     unsynced.add(MALLORY, 3 * MIB)
     entered: list[int] = []
 
@@ -91,7 +122,8 @@ async def test_a_call_that_is_cancelled_gives_its_room_back() -> None:
     await asyncio.sleep(0)
     calls[0].cancel()  # before there is room
     await asyncio.sleep(0)
-    syncs.sync()  # gives room to the second call, which has not run yet
+    syncs.sync()
+    await asyncio.sleep(0)  # gives room to the second call, which has not run yet
     assert unsynced.used == RESPONSE_BYTES
     calls[1].cancel()
     await asyncio.wait(calls)
@@ -102,7 +134,7 @@ async def test_a_call_that_is_cancelled_gives_its_room_back() -> None:
 
 async def test_a_call_that_is_cancelled_in_the_turn_of_its_sync_leaves_nothing_behind() -> None:
     syncs = Syncs()
-    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), 12 * MIB)
+    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), asyncio.get_running_loop().call_soon, 12 * MIB)
     unsynced.add(MALLORY, 3 * MIB)
 
     async def enter() -> None:
@@ -122,7 +154,7 @@ async def test_a_call_that_is_cancelled_in_the_turn_of_its_sync_leaves_nothing_b
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3 * MIB), st.booleans()), max_size=60))
 def test_what_is_held_is_bounded_and_each_call_goes_on(calls: list[tuple[int, int, bool]]) -> None:
     syncs = Syncs()
-    unsynced = Unsynced(lambda callback: syncs.waiting.append(callback), 16 * MIB)
+    unsynced = syncs.unsynced(16 * MIB)
     held = [0] * 4
     went: list[int] = []
 

@@ -80,8 +80,8 @@ def test_popped_messages_are_read_by_protobuf_as_they_were(messages: list[dict],
             )
         )
     joined = Handles(SECRET).deliveries_joined(77, 123, 4, len(messages))
-    data = popped_messages(body, records, joined, deadline_ms, dead)
-    assert pb.PopResponse.FromString(data) == pb.PopResponse(messages=expected)
+    data = popped_messages(body, records, joined, deadline_ms, 60_000, dead)
+    assert pb.PopResponse.FromString(data) == pb.PopResponse(messages=expected, invisible_ms=60_000)
     # Several joined responses are one response.
     assert len(pb.ConsumeResponse.FromString(data + data).messages) == 2 * len(expected)
 
