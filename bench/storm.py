@@ -23,9 +23,10 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Final
+from typing import Final, TextIO
 
 import uvloop
 from argon2 import PasswordHasher
@@ -161,9 +162,9 @@ async def metrics_of(node: BrokerProcess) -> dict[str, float]:
     return {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
 
 
-async def publish_steadily(node: BrokerProcess, acks_ms: list[float]) -> None:
-    """Publish at QoS 1 at a steady rate, and append the milliseconds from when each message was due to its PUBACK."""
-    reader, writer = await asyncio.open_connection(node.host, node.port)
+async def publish_steadily(host: str, port: int, acks: TextIO) -> None:
+    """Publish at QoS 1 at a steady rate, and write the milliseconds from when each message was due to its PUBACK."""
+    reader, writer = await asyncio.open_connection(host, port)
     writer.write(connect_of(HONEST))
     if (await reader.readexactly(4))[3] != ACCEPTED:
         raise RuntimeError("The node refused the honest device.")
@@ -173,25 +174,60 @@ async def publish_steadily(node: BrokerProcess, acks_ms: list[float]) -> None:
         await asyncio.sleep(max(due_s - time.monotonic(), 0))
         writer.write(b"\x32\x0c\0\6honest\0\1ab")
         await reader.readexactly(4)
-        acks_ms.append((time.monotonic() - due_s) * 1000)
+        acks.write(f"{(time.monotonic() - due_s) * 1000}\n")
+        acks.flush()
 
 
-async def storms_of(node: BrokerProcess, devices: int, hash_s: float) -> tuple[list[float], list[Storm]]:
+def be_honest(host: str, port: int, acks: Path) -> None:
+    """Be the honest device, in a process of its own, so that it does not wait for the other devices of the bench."""
+    with acks.open("a") as file:
+        asyncio.run(publish_steadily(host, port, file))
+
+
+class HonestDevice:
+    """The honest device, which publishes while the context is open.
+
+    Parameters:
+        node: gets the messages.
+        directory: gets a file of its own.
+    """
+
+    def __init__(self, node: BrokerProcess, directory: Path) -> None:
+        self._acks = directory / "acks"
+        self._read = 0
+        arguments = (node.host, node.port, self._acks)
+        self._process = get_context("spawn").Process(target=be_honest, args=arguments, daemon=True)
+
+    def __enter__(self) -> HonestDevice:
+        self._process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.join()
+
+    def take_ms(self) -> list[float]:
+        """Return the milliseconds of the PUBACKs since the call before.
+
+        Raises:
+            RuntimeError: the device has ended.
+        """
+        if not self._process.is_alive():
+            raise RuntimeError("The honest device has ended, see above.")
+        lines = self._acks.read_text().splitlines()[self._read :]
+        self._read += len(lines)
+        return [float(line) for line in lines]
+
+
+async def storms_of(node: BrokerProcess, devices: int, hash_s: float, honest: HonestDevice) -> tuple[list[float], list[Storm]]:
     """Return how long the PUBACKs of the honest device took before the storms, and the storms."""
     chance, found = random.Random(1), []
-    acks_ms: list[float] = []
-    honest = asyncio.create_task(publish_steadily(node, acks_ms))
     await asyncio.sleep(HONEST_BEFORE_S)
-    before_ms, acks_ms[:] = list(acks_ms), []
+    before_ms = honest.take_ms()
     for title in ("first login", "login again"):
         sample_s = max(devices * hash_s / SAMPLES, SAMPLE_S_MIN)
         found.append(await storm(node, title, devices, sample_s, chance))
-        found[-1].acks_ms, acks_ms[:] = list(acks_ms), []
-        if honest.done():
-            honest.result()
-    honest.cancel()
-    with suppress(asyncio.CancelledError):
-        await honest
+        found[-1].acks_ms = honest.take_ms()
     return before_ms, found
 
 
@@ -308,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (directory / "passwords").write_text("".join(f"{user}:{stored}\n" for user in users))
         config = directory / "penstock.toml"
         config.write_text(f'[access]\npassword_file = "{directory / "passwords"}"\n')
-        with penstock(directory / "data", "--config", str(config)) as node:
-            before_ms, storms = uvloop.run(storms_of(node, options.devices, hash_s))
+        with penstock(directory / "data", "--config", str(config)) as node, HonestDevice(node, directory) as honest:
+            before_ms, storms = uvloop.run(storms_of(node, options.devices, hash_s, honest))
     for each in storms:
         console.print(
             f"{each.title}: all in after {each.end_s:.1f} s, busy {each.busy} times; PUBACK of a connected device p99 "
