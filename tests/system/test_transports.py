@@ -1,4 +1,4 @@
-"""A node as a process with the example configurations: docs/penstock.toml with docs/access.toml, and those of README.md."""
+"""A node as a process with the example configuration, docs/penstock.toml with docs/access.toml."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from websockets.sync.client import connect as connect_websocket
 from websockets.typing import Origin, Subprotocol
 
-from penstock import Security, SyncClient
 from penstock.gateway.protocol.encode import encode_publish
-from penstock.pop.errors import NotPermitted
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import CLEAN
@@ -103,28 +101,28 @@ def test_the_example_of_the_documentation_does_what_it_says(
     ]
     sensor = files.context(files.issue_client(common_name="sensor-7"))
     with secure(example, "devices", sensor) as end:
-        assert ask(end, connect(CLEAN, b"s"), 4) == CONNACK
+        assert ask(end, connect(CLEAN, b"sensor-7-s"), 4) == CONNACK
         wish = subscribe(1, (b"commands/sensor-7/now", 0), (b"#", 0))
         assert ask(end, wish, 6) == b"\x90\4\0\1\0\x80"
         assert ask(end, encode_publish(b"plant/sensor-7/t", b"7", 1, retain=True, packet_id=1), 4) == b"\x40\2\0\1"
         assert ask(end, encode_publish(b"plant/2/t", b"8", 1, retain=True, packet_id=2), 4) == b"\x40\2\0\2"
     with secure(example, "tls", files.context()) as end:
-        assert ask(end, connect(LOGIN, b"d", b"kiosk-1", b"open sesame"), 4) == CONNACK
+        assert ask(end, connect(LOGIN, b"kiosk-1-d", b"kiosk-1", b"open sesame"), 4) == CONNACK
         assert ask(end, subscribe(1, (b"plant/#", 0)), 24) == b"\x90\3\0\1\0" + encode_publish(
             b"plant/sensor-7/t", b"7", retain=True
         )
-    for data, answer in ((connect(LOGIN, b"d", b"kiosk-1", b"wrong"), REFUSED), (connect(CLEAN, b"d"), DENIED)):
+    for data, answer in ((connect(LOGIN, b"kiosk-1-d", b"kiosk-1", b"wrong"), REFUSED), (connect(CLEAN, b"kiosk-1-d"), DENIED)):
         with secure(example, "tls", files.context()) as end:
             assert ask(end, data, 4) == answer
     url = f"wss://localhost:{example.port('mqtt.web')}/mqtt"
     with connect_websocket(
         url, ssl=files.context(), subprotocols=[Subprotocol("mqtt")], origin=Origin("https://dashboard.example.org")
     ) as page:
-        page.send(connect(LOGIN, b"w", b"kiosk-1", b"open sesame"))
+        page.send(connect(LOGIN, b"kiosk-1-w", b"kiosk-1", b"open sesame"))
         assert page.recv(WAIT_S) == CONNACK
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(str(tmp_path / "penstock.sock"))
-        assert ask(end, connect(LOGIN, b"l", b"kiosk-1", b"open sesame"), 4) == CONNACK
+        assert ask(end, connect(LOGIN, b"kiosk-1-l", b"kiosk-1", b"open sesame"), 4) == CONNACK
     assert example.stop() == 0
     assert not (tmp_path / "penstock.sock").exists()
 
@@ -135,35 +133,13 @@ def test_sighup_reads_certificates_again_and_keeps_connections(example: NodeProc
             return hashlib.sha256(end.getpeercert(binary_form=True) or b"").hexdigest()
 
     with secure(example, "tls", files.context()) as kept:
-        assert ask(kept, connect(LOGIN, b"d", b"kiosk-1", b"open sesame"), 4) == CONNACK
+        assert ask(kept, connect(LOGIN, b"kiosk-1-d", b"kiosk-1", b"open sesame"), 4) == CONNACK
         before = served()
         files.issue_server()
         example.signal(signal.SIGHUP)
         while served() == before:
             pass
         assert ask(kept, b"\xc0\0", 2) == b"\xd0\0"
-
-
-def test_the_readme_leads_to_a_node_with_tls_users_and_rules(tmp_path: Path, node: NodeProcess) -> None:
-    section = (ROOT / "README.md").read_text().partition("## Let others in")[2]
-    rules, config = (block.partition("```")[0] for block in section.split("```toml\n")[1:3])
-    authority = Authority(tmp_path)
-    (tmp_path / "access.toml").write_text(rules)
-    (tmp_path / "penstock.toml").write_text(config.replace("0.0.0.0:8883", "127.0.0.1:0"))
-    (tmp_path / "given").write_text("open sesame\n")
-    added = run_penstock("user", "add", "sensor-7", "--from", str(tmp_path / "given"), "--file", str(tmp_path / "passwords"))
-    assert added.returncode == 0, added.stderr
-    node.start("--config", "penstock.toml", directory=tmp_path)
-    with secure(node, "tls", authority.context()) as end:
-        assert ask(end, connect(CLEAN, b"s"), 4) == DENIED
-    with secure(node, "tls", authority.context()) as end:
-        assert ask(end, connect(LOGIN, b"s", b"sensor-7", b"open sesame"), 4) == CONNACK
-        for packet_id, topic in enumerate((b"plant/sensor-7/t", b"plant/sensor-8/t"), 1):
-            ask(end, encode_publish(topic, topic, 1, packet_id=packet_id), 4)
-    with SyncClient(node.addresses["pop"], security=Security(token="s3cret")) as billing:
-        assert [message.body for message in billing.pop("plant/#", group="billing")] == [b"plant/sensor-7/t"]
-        with pytest.raises(NotPermitted):
-            billing.send("plant/sensor-7/t", b"forged")
 
 
 def test_the_tokens_of_the_example_name_users(files: Authority, tmp_path: Path, node: NodeProcess) -> None:
@@ -175,8 +151,8 @@ def test_the_tokens_of_the_example_name_users(files: Authority, tmp_path: Path, 
     node.start("--config", "penstock.toml", directory=tmp_path)
     token = jwt.encode({"sub": "sensor-8", "exp": int(time.time()) + 600}, key, "ES256").encode()
     with secure(node, "tls", files.context()) as end:
-        assert ask(end, connect(CLEAN | 0xC0, b"s", b"", token), 4) == CONNACK
+        assert ask(end, connect(LOGIN, b"sensor-8-s", b"", token), 4) == CONNACK
         wish = subscribe(1, (b"commands/sensor-8/now", 0), (b"commands/sensor-7/now", 0))
         assert ask(end, wish, 6) == b"\x90\4\0\1\0\x80"
     with secure(node, "tls", files.context()) as end:
-        assert ask(end, connect(LOGIN, b"s", b"", token[:-6] + b"AAAAAA"), 4) == REFUSED
+        assert ask(end, connect(LOGIN, b"sensor-8-s", b"", token[:-6] + b"AAAAAA"), 4) == REFUSED
