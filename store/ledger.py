@@ -99,10 +99,16 @@ class Ledger:
         """Accounts that the next save writes. They take precedence over their rows in the index."""
         self._recent: RecentIds[int, Account] = RecentIds(ACCOUNTS_REMEMBERED)
         self._passing: dict[int, list[int]] = {}
-        """What connections hold only while they last, by account and resource. Accounts of clients are not in here: a client
-        has one connection, whose options bound it."""
+        """What connections hold only while they last, by account and resource. A client has one connection, whose options
+        bound it, so accounts of clients are in here only for the resources that `[[quotas.limits]]` limits for clients."""
         self._passing_steps: dict[int, tuple[Step, ...]] = {}
         """The way from the node to each of these accounts."""
+        self._limited_for_clients = frozenset(
+            resource
+            for resource in Resource
+            for limits in options.limits
+            if limits.of == "client" and getattr(limits, resource.name.lower())
+        )
         self._limits: dict[Resource, NodeLimit] = {}
         self.refused: dict[tuple[Resource, AccountKind], int] = {}
         """Number of refused requests, by resource and kind of the account that may take no more."""
@@ -310,7 +316,9 @@ class Ledger:
             causer: as `admit` has returned it.
             resource, amount: what it holds.
         """
-        chain = tuple(step for step in causer.chain() if step.kind is not AccountKind.CLIENT)
+        chain = causer.chain()
+        if resource not in self._limited_for_clients:
+            chain = tuple(step for step in chain if step.kind is not AccountKind.CLIENT)
         for depth in range(len(chain) + 1):
             self._add_passing(chain[:depth], resource, amount)
         if causer.topic:

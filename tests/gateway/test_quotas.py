@@ -15,12 +15,12 @@ from penstock.store.accounts import Resource
 from penstock.store.causer import LOCAL, Causer
 from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
 from tests.gateway.brokers import StartBroker
-from tests.gateway.lasting_sessions import LASTS, begin, both_versions, each_end, end_node, leave, resume
+from tests.gateway.lasting_sessions import LASTS, both_versions, each_end, end_node, leave, resume
 from tests.gateway.logins import PASSWORD, USER, plugins
 from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import connect
 from tests.gateway.packet_cases_5 import connect_5
-from tests.gateway.wire import CLEAN, WILL, Broker, Client5
+from tests.gateway.wire import CLEAN, WILL, Broker, Client, Client5
 from tests.waiting import until
 
 QUOTA_EXCEEDED = int(ReasonCode.QUOTA_EXCEEDED)
@@ -176,19 +176,32 @@ async def test_bytes_of_delayed_messages_of_a_client_are_limited(start_broker: S
     assert await reasons(flooder, ["$delayed/5/a"] * 2, body=b"x" * 600) == [0, QUOTA_EXCEEDED]
 
 
+async def as_user(broker: Broker, name: str, client_id: str, version: int, *, flags: int = 0) -> Client:
+    """Connect a client of a user, with a session that lasts; with `CLEAN`, with one that ends with it or begins anew."""
+    login, flags = (name.encode(), b"secret"), flags | USER | PASSWORD
+    if version == 5:
+        return await broker.connect_5(client_id, *login, flags=flags, about=NO_VALUES if flags & CLEAN else LASTS)
+    client = await broker.connect(client_id, *login, flags=flags, accepted=False)
+    assert (await client.expect(CONNACK))[2][1] == 0
+    return client
+
+
+@pytest.mark.usefixtures("script")
 @both_versions
 async def test_subscriptions_of_a_user_are_limited_in_all_of_its_sessions(start_broker: StartBroker, version: int) -> None:
-    quotas = QuotaOptions(limits=(QuotaLimitOptions(of="source", name="local", subscriptions=3),))
-    broker = await start_broker(quotas=quotas)
-    lasting = await begin(broker, "lasting", version)
-    clean = await (broker.connect_5("clean") if version == 5 else broker.connect("clean"))
+    quotas = QuotaOptions(limits=(QuotaLimitOptions(of="user", name="ann", subscriptions=3),))
+    broker = await start_broker(quotas=quotas, access=plugins("Users"))
+    lasting = await as_user(broker, "ann", "lasting", version)
+    clean = await as_user(broker, "ann", "clean", version, flags=CLEAN)
+    other = await as_user(broker, "bob", "other", version)
     refusal = QUOTA_EXCEEDED if version == 5 else SUBACK_FAILURE
     assert await lasting.subscribe(("a", 0), ("b", 0)) == [0, 0]
     assert await clean.subscribe(("a", 0), ("b", 0)) == [0, refusal]
+    assert await other.subscribe(*((name, 0) for name in "abcd")) == [0, 0, 0, 0]
     assert await clean.subscribe(("a", 1)) == [1]
     await leave(lasting)
     assert await clean.subscribe(("b", 0)) == [refusal]
-    lasting = await resume(broker, "lasting", version)
+    lasting = await as_user(broker, "ann", "lasting", version)
     await lasting.unsubscribe("a")
     assert await clean.subscribe(("b", 0), ("c", 0)) == [0, refusal]
     await leave(clean)
@@ -197,14 +210,28 @@ async def test_subscriptions_of_a_user_are_limited_in_all_of_its_sessions(start_
 
 
 async def test_shared_subscriptions_of_a_client_are_limited(start_broker: StartBroker) -> None:
-    broker = await start_broker(shared_max=1000, quotas=QuotaOptions(limits=(QuotaLimitOptions(of="source", shared=2),)))
-    client, other = await broker.connect_5("pump"), await broker.connect_5("other")
-    shares = [(f"$share/group-{number}/a", 0) for number in range(3)]
-    assert await client.subscribe(*shares) == [0, 0, QUOTA_EXCEEDED]
-    assert await other.subscribe(*shares[:2]) == [0, 0]  # They exist already.
-    await client.unsubscribe(shares[0][0])
-    await other.unsubscribe(shares[0][0])
-    assert await client.subscribe(shares[2]) == [0]
+    broker = await start_broker(quotas=limited(shared=2))
+    flooder, honest = await broker.connect_5("flooder"), await broker.connect_5("honest")
+    shares = [(f"$share/group-{number}/a", 0) for number in range(4)]
+    assert await honest.subscribe(*shares[:1]) == [0]
+    assert await flooder.subscribe(*shares) == [0, 0, 0, QUOTA_EXCEEDED]  # The first one exists already, and is not its own.
+    assert await honest.subscribe(shares[3]) == [0]
+    await flooder.unsubscribe(shares[1][0])
+    assert await flooder.subscribe((f"$share/group-{len(shares)}/a", 0), (f"$share/group-{len(shares) + 1}/a", 0)) == [
+        0,
+        QUOTA_EXCEEDED,
+    ]
+
+
+async def test_subscriptions_of_a_client_whose_session_does_not_last_are_limited(start_broker: StartBroker) -> None:
+    broker = await start_broker(quotas=limited(subscriptions=2))
+    flooder, honest = await broker.connect_5("flooder"), await broker.connect_5("honest")
+    filters = [(name, 0) for name in "abc"]
+    assert await flooder.subscribe(*filters) == [0, 0, QUOTA_EXCEEDED]
+    assert await honest.subscribe(*filters) == [0, 0, 0]
+    await leave(flooder)
+    again = await broker.connect_5("flooder")
+    assert await again.subscribe(*filters) == [0, 0, QUOTA_EXCEEDED]
 
 
 async def test_groups_of_a_client_that_shares_are_limited(start_broker: StartBroker) -> None:
