@@ -10,13 +10,17 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from penstock.access.passwords import PasswordFile
+from penstock.gateway.connection.keep_alive import KeepAliveWheel
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.sessions import lifecycle
 from penstock.gateway.transport.lingering import Lingering
+from penstock.pop.core import handle
+from penstock.pop.core.handle import Handles
 from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.grpc.access import POP_RULES, _consume
 from penstock.pop.grpc.responsebytes import Kept
 from penstock.store.ledger import Ledger
+from penstock.timer.listing import TimerListing
 from tests.chaos.mutations import acknowledge_without_append
 
 Patch = pytest.MonkeyPatch
@@ -72,6 +76,27 @@ def hand_out_without_end(patch: Patch) -> None:
     patch.setattr(Kept, "resize", lambda *_: None)
 
 
+def wait_for_ever(patch: Patch) -> None:
+    """A connection may take any time for its CONNECT."""
+    patch.setattr(KeepAliveWheel, "check", lambda *_: None)
+
+
+def list_for_anybody(patch: Patch) -> None:
+    """A listing has pending messages of all topics."""
+    page = TimerListing.page
+
+    async def page_of_all(listing: TimerListing, query: Any, token: str, count: int, _: Any) -> Any:
+        return await page(listing, query, token, count, lambda topic: True)
+
+    patch.setattr(TimerListing, "page", page_of_all)
+
+
+def believe_handles(patch: Patch) -> None:
+    """Every handle is genuine."""
+    patch.setattr(handle, "compare_digest", lambda *_: True)
+    patch.setattr(Handles, "read_recall", lambda *_: (0, 0))
+
+
 def accept_any_password(patch: Patch) -> None:
     """Every password is right."""
     patch.setattr(PasswordFile, "verify", lambda *_: True)
@@ -96,6 +121,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Mutation(hash_on_the_loop, "login-flood"),
         Mutation(hand_out_without_end, "responses-unread"),
         Mutation(accept_any_password, "first-logins"),
+        Mutation(wait_for_ever, "half-open-tcp"),
+        Mutation(list_for_anybody, "timer-listings"),
+        Mutation(believe_handles, "forged-handles"),
         Mutation(acknowledge_without_append, "take-over"),
     )
 }

@@ -153,7 +153,7 @@ def judge_latency(verdict: Verdict) -> None:
     """Add what was slow to a verdict."""
     late_ms = 1000 * percentile(verdict.war.lags_s, 99)
     disk_ms = 1000 * percentile(verdict.war.disk_s, 99) if not writes_more(verdict) else 0
-    for name in ("acked_s", "delivered_s", "popped_s"):
+    for name in ("acked_s", "delivered_s", "popped_s", "logins_s"):
         war_ms = 1000 * percentile(getattr(verdict.war, name), 99)
         peace_ms = 1000 * percentile(getattr(verdict.peace, name), 99)
         own_ms = war_ms - late_ms - disk_ms
