@@ -20,10 +20,11 @@ from faststream.asgi import AsgiFastStream, make_ping_asgi
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SetupError, StopConsume
 from faststream.specification import AsyncAPI
 from faststream_fastapi import FastStreamAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from penstock import Client, OutgoingMessage, group_settings
 from penstock.contrib.faststream import (
+    PenstockBatch,
     PenstockBroker,
     PenstockMessage,
     PenstockResponse,
@@ -335,6 +336,156 @@ async def test_in_fifo_order_messages_wait_for_the_failed_one_before_them(client
         await broker.start()
         await until(lambda: len(seen) == 11)
     assert seen == [*((each, 1) for each in range(4)), (3, 2), *((each, 1) for each in range(4, 10))]
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+async def send_numbers(client: Client, count: int, message_group: str = "") -> None:
+    await client.send_batch(
+        [OutgoingMessage(topic=TOPIC, body=b"%d" % each, message_group=message_group) for each in range(count)]
+    )
+
+
+async def test_a_handler_of_batches_gets_what_waits(node: Node, client: Client, broker: PenstockBroker) -> None:
+    seen: list[list[int]] = []
+
+    @broker.publisher("sums/1")
+    @broker.subscriber(FILTER, group=GROUP, batch=4)
+    async def total(bodies: list[int], batch: PenstockBatch) -> int:
+        assert [message.body for message in batch.raw_message] == [b"%d" % body for body in bodies]
+        seen.append(bodies)
+        return sum(bodies)
+
+    await send_numbers(client, 10)
+    async with broker:
+        await broker.start()
+        await until(lambda: node.core.counters.acked == 10)
+        sums = await client.pop("sums/+", group="sums", messages_max=9, wait_ms=15_000)
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [message.body for message in sums] == [b"6", b"22", b"17"]
+
+
+async def test_a_batch_whose_handler_raises_comes_back_as_failed_attempts(client: Client, broker: PenstockBroker) -> None:
+    seen: list[tuple[list[int], int]] = []
+
+    @broker.subscriber(FILTER, group=GROUP, batch=8, settings=group_settings(backoff=()))
+    async def total(bodies: list[int], batch: PenstockBatch) -> None:
+        seen.append((bodies, batch.raw_message[0].attempt))
+        if len(seen) == 1:
+            raise LookupError
+
+    await send_numbers(client, 3)
+    async with broker:
+        await broker.start()
+        await until(lambda: sum(len(bodies) for bodies, _ in seen) == 6)
+    assert seen[0] == ([0, 1, 2], 1)
+    assert {attempt for _, attempt in seen[1:]} == {2}
+
+
+async def test_a_handler_settles_messages_of_a_batch_one_by_one_and_the_policy_the_others(
+    node: Node, client: Client, broker: PenstockBroker
+) -> None:
+    seen: list[list[int]] = []
+
+    @broker.subscriber(FILTER, group=GROUP, batch=8, settings=group_settings(backoff=()))
+    async def total(bodies: list[int], batch: PenstockBatch) -> None:
+        seen.append(bodies)
+        if len(seen) == 1:
+            await batch.raw_message[1].nack()
+            await batch.raw_message[2].dead_letter(reason="it is two")
+
+    await send_numbers(client, 4)
+    async with broker:
+        await broker.start()
+        await until(lambda: node.core.counters.acked == 3)
+    assert seen == [[0, 1, 2, 3], [1]]
+    (letter,) = await client.dead_letters.of_group(GROUP)
+    assert letter.detail == "it is two"
+
+
+@pytest.mark.parametrize("policy", list(AckPolicy))
+async def test_bodies_of_a_batch_that_are_not_valid_are_dead_letters_and_the_handler_gets_the_others(
+    node: Node, client: Client, broker: PenstockBroker, policy: AckPolicy
+) -> None:
+    seen: list[float] = []
+
+    @broker.subscriber(FILTER, group=GROUP, batch=16, ack_policy=policy)
+    async def bill(bodies: list[Reading], batch: PenstockBatch) -> None:
+        seen.extend(body.celsius for body in bodies)
+        await batch.ack()
+
+    bodies = [b'{"celsius": %d}' % each for each in range(16)]
+    bodies[3], bodies[11] = b'{"celsius": "hot"}', b"{{"
+    await client.send_batch([OutgoingMessage(topic=TOPIC, body=body) for body in bodies])
+    async with broker:
+        await broker.start()
+        await until(lambda: len(seen) == 14)
+        if policy is AckPolicy.ACK_FIRST:
+            return  # They were acknowledged before.
+        await until(lambda: node.core.counters.acked == 14)
+        letters = await client.dead_letters.of_group(GROUP)
+    assert sorted(seen) == [each for each in range(16) if each not in (3, 11)]
+    assert len(letters) == 2
+    assert all(letter.detail.startswith("the body of ") for letter in letters)
+    assert "celsius" in letters[0].detail
+
+
+async def test_in_fifo_order_the_part_of_a_batch_after_a_failed_one_waits_for_it(
+    client: Client, broker: PenstockBroker
+) -> None:
+    seen: list[list[int]] = []
+
+    @broker.subscriber(FILTER, group=GROUP, fifo=True, batch=4, settings=group_settings(backoff=(5,)))
+    async def bill(bodies: list[int]) -> None:
+        seen.append(bodies)
+        if len(seen) == 1:
+            raise LookupError
+
+    sent = [b"0", b"1", b"two", b"3", b"4"]
+    await client.send_batch([OutgoingMessage(topic=TOPIC, body=body, message_group="a") for body in sent])
+    async with broker:
+        await broker.start()
+        await until(lambda: sum(map(len, seen)) == 6)
+    assert seen[0] == [0, 1], "the batch was halved, because of its third body"
+    assert [body for bodies in seen[1:] for body in bodies] == [0, 1, 3, 4]
+    (letter,) = await client.dead_letters.of_group(GROUP)
+    assert letter.detail.startswith("the body of 3 bytes")
+
+
+async def test_a_subscriber_of_batches_without_handlers_gives_batches(client: Client, broker: PenstockBroker) -> None:
+    subscriber = broker.subscriber(FILTER, group=GROUP, batch=3)
+    await send_numbers(client, 5)
+    async with broker:
+        await broker.start()
+        batch = await subscriber.get_one(timeout=15)
+        assert await batch.decode() == [0, 1, 2]
+        await batch.ack()
+        async for batch in subscriber:
+            assert await batch.decode() == [3, 4]
+            await batch.nack(delay=60)
+            break
+
+
+def test_a_parameter_in_the_address_of_batches_is_refused(broker: PenstockBroker) -> None:
+    with pytest.raises(SetupError, match="use \\+ instead"):
+        broker.subscriber("plant/{press}/#", group=GROUP, batch=10)
+
+
+async def test_the_test_broker_calls_handlers_of_batches(broker: PenstockBroker) -> None:
+    @broker.subscriber("plant/#", group=GROUP, batch=2)
+    async def total(bodies: list[int], batch: PenstockBatch) -> None:
+        assert all(message.group == GROUP for message in batch.raw_message)
+
+    async with TestPenstockBroker(broker):
+        receipts = await broker.publish_batch(1, 2, 3, topic="plant/1")
+        total.mock.assert_called_with([3])
+        await broker.publish(4, "plant/1")
+        total.mock.assert_called_with([4])
+        with pytest.raises(ValidationError):
+            await broker.publish_batch(1, "two", topic="plant/1")
+        total.mock.assert_any_call([1])
+    assert len(receipts) == 3
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

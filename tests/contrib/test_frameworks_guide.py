@@ -46,12 +46,16 @@ def guide(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     return found
 
 
-async def test_the_faststream_application(node: Node, client: Client, guide: dict[str, Any]) -> None:
+async def test_the_faststream_application(
+    node: Node, client: Client, guide: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     billing = guide["billing"]
     running = asyncio.create_task(billing.app.run())
     await client.send("plant/7/temperature", b'{"celsius": 21.5}')
     (bill,) = await client.pop("bills/+", group="bills", wait_ms=15_000)
     assert bill.body == b'{"press":"7","price":43.0,"attempt":1}'
+    await until(lambda: node.core.counters.acked == 2)
+    assert "21.5 plant/7/temperature" in capsys.readouterr().out
     billing.app.exit()
     await asyncio.wait_for(running, 20)
 

@@ -23,9 +23,13 @@ from penstock.contrib.faststream.broker import PenstockBroker
 from penstock.contrib.faststream.command import PenstockResponse
 from penstock.contrib.faststream.inmemory import TestPenstockBroker
 from penstock.contrib.faststream.registrator import PenstockRouter
+from penstock.contrib.faststream.streammessage import PenstockBatch as _Batch
 from penstock.contrib.faststream.streammessage import PenstockMessage as _Message
 
 PenstockMessage = Annotated[_Message, Context("message")]
 """Annotate an argument of a handler with this to get the message."""
 
-__all__ = ["PenstockBroker", "PenstockMessage", "PenstockResponse", "PenstockRouter", "TestPenstockBroker"]
+PenstockBatch = Annotated[_Batch, Context("message")]
+"""The same for a handler of batches."""
+
+__all__ = ["PenstockBatch", "PenstockBroker", "PenstockMessage", "PenstockResponse", "PenstockRouter", "TestPenstockBroker"]

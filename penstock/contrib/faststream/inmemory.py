@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 from faststream._internal.broker import BrokerUsecase
@@ -24,6 +24,8 @@ from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.proto import pop_pb2 as pb
 
+T = TypeVar("T")
+
 
 class TestPenstockBroker(TestBroker[PenstockBroker, EnterType], broker=PenstockBroker):
     """Calls the handlers of brokers when something is published, without a node.
@@ -38,7 +40,7 @@ class TestPenstockBroker(TestBroker[PenstockBroker, EnterType], broker=PenstockB
 
     def create_publisher_fake_subscriber(
         self, broker: PenstockBroker, publisher: PenstockPublisher
-    ) -> tuple[PenstockSubscriber, bool]:
+    ) -> tuple[PenstockSubscriber[Any], bool]:
         """Return a subscriber that gets what a publisher publishes, and whether it is the application's own."""
         for each in self.brokers:
             for subscriber in each.subscribers:
@@ -49,7 +51,7 @@ class TestPenstockBroker(TestBroker[PenstockBroker, EnterType], broker=PenstockB
 
     def _fake_start(self, broker: PenstockBroker, *args: Any, **kwargs: Any) -> None:
         for subscriber in broker.subscribers:
-            cast(PenstockSubscriber, subscriber).compose()
+            cast("PenstockSubscriber[Any]", subscriber).compose()
         super()._fake_start(broker, *args, **kwargs)
 
     @contextmanager
@@ -83,14 +85,17 @@ class InMemorySending(PenstockSending):
         raise NotImplementedError("the broker is under test without a node: use with_real=True to have a client")
 
     async def publish(self, cmd: PenstockPublishCommand) -> SendReceipt:
-        return await self._deliver(cmd, cmd.body)
+        (receipt,) = await self._deliver(cmd, [cmd.body])
+        return receipt
 
     async def publish_batch(self, cmd: PenstockPublishCommand) -> list[SendReceipt]:
-        return [await self._deliver(cmd, body) for body in cmd.batch_bodies]
+        return await self._deliver(cmd, cmd.batch_bodies)
 
     async def request(self, cmd: PenstockPublishCommand) -> InMemoryMessage:
         message = await self._encoded(cmd, cmd.body)
         for subscriber in self._subscribers(message.topic):
+            if subscriber.consuming.batch:
+                continue  # It sends no replies.
             with anyio.fail_after(cmd.timeout or REQUEST_S):
                 result = await subscriber.process_message(InMemoryMessage(message, subscriber.consuming.group, self._id()))
             reply = PenstockPublishCommand.from_cmd(result.as_publish_command())
@@ -98,21 +103,24 @@ class InMemorySending(PenstockSending):
             return InMemoryMessage(await self._encoded(reply, result.body), "", self._id())
         raise SubscriberNotFound(f"no subscriber gets messages on {message.topic!r}")
 
-    async def _deliver(self, cmd: PenstockPublishCommand, body: Any) -> SendReceipt:
-        message = await self._encoded(cmd, body)
-        message_id = self._id()
+    async def _deliver(self, cmd: PenstockPublishCommand, bodies: Sequence[Any]) -> list[SendReceipt]:
+        sent = [(await self._encoded(cmd, body), self._id()) for body in bodies]
         groups: set[str] = set()
-        for subscriber in self._subscribers(message.topic):
-            if subscriber.consuming.group not in groups:
-                groups.add(subscriber.consuming.group)
-                await subscriber.process_message(InMemoryMessage(message, subscriber.consuming.group, message_id))
-        return SendReceipt(message_id)
+        for subscriber in self._subscribers(cmd.destination):
+            group, size = subscriber.consuming.group, subscriber.consuming.batch or 1
+            if group in groups:
+                continue
+            groups.add(group)
+            messages: list[Message] = [InMemoryMessage(message, group, message_id) for message, message_id in sent]
+            for at in range(0, len(messages), size):
+                await subscriber.process_message(subscriber.joined(messages[at : at + size]))
+        return [SendReceipt(message_id) for _, message_id in sent]
 
     async def _encoded(self, cmd: PenstockPublishCommand, body: Any) -> OutgoingMessage:
         return cmd.outgoing(*await self.codec.encode(body, self._serializer))
 
-    def _subscribers(self, topic: str) -> list[PenstockSubscriber]:
-        found: list[PenstockSubscriber] = []
+    def _subscribers(self, topic: str) -> list[PenstockSubscriber[Any]]:
+        found: list[PenstockSubscriber[Any]] = []
         for broker in self._brokers:
             for subscriber in cast(BrokerUsecase[Any, Any, Any], broker).subscribers:
                 assert isinstance(subscriber, PenstockSubscriber)
@@ -150,7 +158,7 @@ class InMemoryMessage(Message):
             correlation_data=sent.correlation_data,
             content_type=sent.content_type,
         )
-        super().__init__(received, cast(Settlements, None))
+        super().__init__(received, cast(Settlements, InMemorySettlements()))
         self._group = group
 
     @property
@@ -159,9 +167,7 @@ class InMemoryMessage(Message):
 
     def ack(self) -> asyncio.Future[None]:
         self.is_settled = True
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+        return _done(None)
 
     async def nack(self, *, delay_ms: int = 0) -> None:
         self.is_settled = self.went_back = True
@@ -174,6 +180,25 @@ class InMemoryMessage(Message):
 
     async def dead_letter(self, *, reason: str = "") -> None:
         self.is_settled = True
+
+
+class InMemorySettlements:
+    """Takes the acknowledgements of a batch."""
+
+    tracing = None
+
+    @property
+    def acks(self) -> InMemorySettlements:
+        return self
+
+    def submit(self, handles: list[str]) -> asyncio.Future[list[None]]:
+        return _done([None] * len(handles))
+
+
+def _done(result: T) -> asyncio.Future[T]:
+    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    done.set_result(result)
+    return done
 
 
 def is_match(topic_filter: str, topic: str) -> bool:

@@ -12,6 +12,7 @@ from faststream._internal.constants import EMPTY
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.middlewares import AckPolicy
 
+from penstock.contrib.faststream.batchsubscriber import BatchSubscriber
 from penstock.contrib.faststream.command import SendOptions
 from penstock.contrib.faststream.publisher import PenstockPublisher
 from penstock.contrib.faststream.settings import (
@@ -23,6 +24,7 @@ from penstock.contrib.faststream.settings import (
     PenstockSubscriberSpecificationConfig,
     address_of,
 )
+from penstock.contrib.faststream.singlesubscriber import SingleSubscriber
 from penstock.contrib.faststream.specification import PenstockPublisherSpecification, PenstockSubscriberSpecification
 from penstock.contrib.faststream.subscriber import PenstockSubscriber
 from penstock.pop.client.message import Message
@@ -43,6 +45,7 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
         topic: str,
         *,
         group: str,
+        batch: int = 0,
         max_workers: int = 1,
         timeout: float = 60.0,
         invisible: float = 30.0,
@@ -59,13 +62,15 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
         title: str | None = None,
         description: str | None = None,
         include_in_schema: bool = True,
-    ) -> PenstockSubscriber:
+    ) -> PenstockSubscriber[Any]:
         """Return a decorator that makes a function the handler of a group.
 
         Args:
             topic: MQTT topic filter, or `$dlq/GROUP` for the dead letters of another group. `{name}` stands for one level, and
                 the handler gets it as `name: str = Path()`.
             group: Name of the group. All its subscribers, in any process, share the messages.
+            batch: The handler takes lists of up to so many bodies, 1 to 1,024: those that wait, without a delay. 0: it takes
+                one body.
             max_workers: Maximum number of calls at a time, 1 to 10,000.
             timeout: Seconds after which a call is cancelled and its message goes back as a failed attempt. A plain function
                 runs in a thread and can't be cancelled: its message goes back all the same.
@@ -88,13 +93,13 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
 
         Raises:
             ValueError: A number is out of its bounds. The broker raises it when it starts.
-            SetupError: A parameter of the topic is only part of a level.
+            SetupError: A parameter of the topic is only part of a level, or the handler takes batches.
         """
         if fifo:
             settings = GroupSettings() if settings is None else settings
             settings.fifo = True
         config = cast("PenstockConfig", self.config)
-        address = address_of(topic)
+        address = address_of(topic, batch)
         calls: CallsCollection[Any] = CallsCollection()
         specification = PenstockSubscriberSpecification(
             config,
@@ -105,6 +110,7 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
         )
         consuming = ConsumingPlan(
             group=group,
+            batch=batch,
             max_workers=max_workers,
             timeout_s=timeout,
             invisible_s=invisible,
@@ -115,7 +121,8 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
         subscriber_config = PenstockSubscriberConfig(
             _outer_config=config, _ack_policy=ack_policy, no_reply=no_reply, address=address, consuming=consuming
         )
-        subscriber = PenstockSubscriber(subscriber_config, specification, calls)
+        kind: type[PenstockSubscriber[Any]] = BatchSubscriber if batch else SingleSubscriber
+        subscriber = kind(subscriber_config, specification, calls)
         super().subscriber(subscriber, persistent=persistent)
         return subscriber.add_call(
             parser_=parser or self._parser,

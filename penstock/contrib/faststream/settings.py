@@ -28,13 +28,18 @@ MQTT_ADDRESSES = AddressSyntax(
 )
 
 
-def address_of(topic: str) -> Address:
+def address_of(topic: str, batch: int = 0) -> Address:
     """Return the address of a subscriber: a topic filter of MQTT in which `{name}` stands for one level.
 
     Raises:
-        SetupError: A parameter shares its level with something else.
+        SetupError: A parameter shares its level with something else, or the subscriber takes batches.
     """
     for found in PARAM_REGEX.finditer(topic):
+        if batch:
+            raise SetupError(
+                f"{found[0]} in {topic!r} has no value for a batch, which has messages of several topics: use + instead, and "
+                "look at the topic of each message"
+            )
         before, after = topic[: found.start()], topic[found.end() :]
         if (before and not before.endswith("/")) or (after and not after.startswith("/")):
             raise SetupError(f"{found[0]} in {topic!r} is only part of a level: a parameter stands for a whole level")
@@ -53,6 +58,7 @@ class ConsumingPlan:
     """How a subscriber consumes. `PenstockRegistrator.subscriber` documents the fields."""
 
     group: str
+    batch: int
     max_workers: int
     timeout_s: float
     invisible_s: float

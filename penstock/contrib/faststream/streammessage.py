@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from re import Pattern
@@ -10,7 +11,8 @@ from typing import Any
 from faststream.exceptions import IgnoredException
 from faststream.message import StreamMessage, decode_message
 
-from penstock.pop.client.message import Message
+from penstock.contrib.faststream.undecodable import is_split
+from penstock.pop.client.message import Message, ack_together
 from penstock.pop.errors import PopError
 
 logger = logging.getLogger("penstock.faststream")
@@ -52,6 +54,37 @@ class PenstockMessage(StreamMessage[Message]):
         await super().reject()
 
 
+class PenstockBatch(StreamMessage[list[Message]]):
+    """A batch of messages that a handler gets. The acknowledgement policy of the subscriber settles it, or the handler does.
+
+    `raw_message` has the messages, which a handler may settle one by one. What settles the batch settles the others.
+    """
+
+    async def ack(self) -> None:
+        """Acknowledge the messages. This does not wait for the answer: the acknowledgements leave with the next call."""
+        if left := self._unsettled():
+            ack_together(left).add_done_callback(_note_acks)
+        await super().ack()
+
+    async def nack(self, delay: float = 0.0) -> None:
+        """Return the messages as failed attempts. The back-off of the group is added to `delay`, in seconds.
+
+        Raises:
+            PopError: The node refused it, or did not answer. Messages that did not go back come back at their deadline.
+        """
+        await asyncio.gather(*(message.nack(delay_ms=round(delay * 1000)) for message in self._unsettled()))
+        await super().nack()
+
+    async def reject(self, reason: str = "") -> None:
+        """Make the messages dead letters of their group. The argument and the errors are those of `PenstockMessage.reject`."""
+        why = reason or _failure()
+        await asyncio.gather(*(message.dead_letter(reason=why) for message in self._unsettled()))
+        await super().reject()
+
+    def _unsettled(self) -> list[Message]:
+        return [] if is_split() else [message for message in self.raw_message if not message.is_settled]
+
+
 class PenstockParser:
     """Makes FastStream's messages of the client's.
 
@@ -83,6 +116,27 @@ class PenstockParser:
         return decode_message(message)
 
 
+class PenstockBatchParser(PenstockParser):
+    """Makes FastStream's batches of the client's messages."""
+
+    async def parse_batch(self, messages: list[Message]) -> PenstockBatch:
+        """Return the batch, which is not decoded yet. It has the headers and the names of its first message."""
+        first = await self.parse_message(messages[0])
+        return PenstockBatch(
+            raw_message=messages,
+            body=[message.body for message in messages],
+            headers=first.headers,
+            batch_headers=[message.properties for message in messages],
+            content_type=first.content_type,
+            correlation_id=first.correlation_id,
+            message_id=first.message_id,
+        )
+
+    async def decode_batch(self, batch: StreamMessage[list[Message]]) -> list[Any]:
+        """Return the decoded bodies, as `decode_message` does."""
+        return [decode_message(await self.parse_message(message)) for message in batch.raw_message]
+
+
 def text_of(correlation_data: bytes) -> str:
     """Return correlation data, which may be any bytes, as text."""
     try:
@@ -102,4 +156,16 @@ def _failure() -> str:
 def _note_ack(acked: Any) -> None:
     error = None if acked.cancelled() else acked.exception()
     if isinstance(error, PopError):
-        logger.warning("an acknowledgement came too late or failed, so the message comes again: %s", error)
+        _warn(error)
+
+
+def _note_acks(acked: Any) -> None:
+    _note_ack(acked)
+    if not acked.cancelled() and acked.exception() is None:
+        for error in acked.result():
+            if error is not None:
+                _warn(error)
+
+
+def _warn(error: BaseException) -> None:
+    logger.warning("an acknowledgement came too late or failed, so the message comes again: %s", error)

@@ -1,21 +1,21 @@
-"""A subscriber: FastStream's handlers, on a consumer of the worker."""
+"""What all subscribers do: FastStream's handlers, on a consumer of the worker."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from re import Pattern
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream._internal.endpoint.subscriber.mixins import TasksMixin
 from faststream._internal.endpoint.utils import process_msg
 from faststream.exceptions import StopConsume
 
-from penstock.contrib.faststream.publisher import ReplyPublisher
 from penstock.contrib.faststream.settings import PenstockConfig, PenstockSubscriberConfig
 from penstock.contrib.faststream.specification import PenstockSubscriberSpecification
-from penstock.contrib.faststream.streammessage import PenstockMessage, PenstockParser
 from penstock.contrib.faststream.undecodable import PROGRESS, HandlerProgress, UndecodableBodies, noting_calls
 from penstock.pop.client.client import Client
 from penstock.pop.client.message import Message
@@ -26,7 +26,6 @@ from penstock.worker.middleware.tracing import TraceCalls
 from penstock.worker.runningconsumer import RunningConsumer
 
 if TYPE_CHECKING:
-    from faststream._internal.endpoint.publisher import PublisherProto
     from faststream._internal.endpoint.subscriber.call_item import CallsCollection
     from faststream._internal.types import AsyncCallable, BrokerMiddleware, CustomCallable
     from faststream.message import StreamMessage
@@ -35,8 +34,11 @@ if TYPE_CHECKING:
 WAIT_MS = 1_000
 """How long one poll of `get_one` waits at the node at most."""
 
+M = TypeVar("M", Message, list[Message])
+"""What a handler is called with: a message, or the messages of a batch."""
 
-class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
+
+class PenstockSubscriber(TasksMixin, SubscriberUsecase[M]):
     """Consumes a group: takes messages, extends them while they are handled, and returns the rest when it stops."""
 
     _outer_config: PenstockConfig
@@ -45,12 +47,11 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
         self,
         config: PenstockSubscriberConfig,
         specification: PenstockSubscriberSpecification,
-        calls: CallsCollection[Message],
+        calls: CallsCollection[M],
     ) -> None:
         self._address = config.address
         self.consuming = config.consuming
-        parser = PenstockParser()
-        config.parser, config.decoder = parser.parse_message, parser.decode_message
+        config.parser, config.decoder = self._parsing(None)
         super().__init__(config, specification, calls)
         self._call_decorators = (noting_calls,)
         self._running: RunningConsumer | None = None
@@ -68,8 +69,21 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
 
     def compose(self) -> None:
         """Parse by the complete address. Its prefix is known when the routers are included."""
-        parser = PenstockParser(self._address.add_prefix(self._outer_config.prefix).regex)
-        self._parser, self._decoder = parser.parse_message, parser.decode_message
+        self._parser, self._decoder = self._parsing(self._address.add_prefix(self._outer_config.prefix).regex)
+
+    # --- one message, or batches ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _parsing(self, path: Pattern[str] | None) -> tuple[AsyncCallable, AsyncCallable]:
+        """Return the parser and the decoder. `path` takes the parameters of the address out of a topic."""
+
+    @abstractmethod
+    def joined(self, messages: list[Message]) -> M:
+        """Return what a handler is called with for up to `consuming.batch` messages, or one."""
+
+    @abstractmethod
+    def _first(self, msg: M) -> Message:
+        """Return the first message of what a handler is called with."""
 
     # --- the life of the subscriber ---------------------------------------------------------------------------------
 
@@ -107,7 +121,7 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
         return ConsumerPlan(
             topic_filter=self.topic,
             group=consuming.group,
-            handler=Handler(self.consume, self.specification.call_name, True, (MESSAGE,), None, 0, settles=True),
+            handler=Handler(self.consume, self.specification.call_name, True, (MESSAGE,), None, consuming.batch, settles=True),
             concurrency=consuming.max_workers,
             timeout_s=consuming.timeout_s,
             invisible_s=consuming.invisible_s,
@@ -122,10 +136,10 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
         client: Client = self._outer_config.producer.client  # type: ignore[attr-defined]
         return client
 
-    # --- one message ------------------------------------------------------------------------------------------------
+    # --- handling ---------------------------------------------------------------------------------------------------
 
-    async def consume(self, msg: Message) -> None:
-        """Handle a message, and settle it by the acknowledgement policy."""
+    async def consume(self, msg: M) -> None:
+        """Handle a message or a batch, and settle it by the acknowledgement policy."""
         try:
             await self.process_message(msg)
         except StopConsume:
@@ -137,40 +151,49 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
         except Exception:
             pass  # FastStream has logged it, and the acknowledgement policy has settled the message.
 
-    async def process_message(self, msg: Message) -> Response:
-        """Run the middlewares and the handler for a message. Raises what they raise."""
-        token = PROGRESS.set(HandlerProgress())
+    async def process_message(self, msg: M) -> Response:
+        """Run the middlewares and the handler for a message or a batch. Raises what they raise."""
+        return await self._process(msg, HandlerProgress())
+
+    async def _process(self, msg: M, progress: HandlerProgress) -> Response:
+        token = PROGRESS.set(progress)
         try:
             return await super().process_message(msg)
         finally:
             PROGRESS.reset(token)
 
     @property
-    def _broker_middlewares(self) -> Sequence[BrokerMiddleware[Message]]:
+    def _broker_middlewares(self) -> Sequence[BrokerMiddleware[M]]:
         return (UndecodableBodies, *self._outer_config.broker_middlewares)
 
     def _get_parser_and_decoder(
         self, item_parser: CustomCallable | None = None, item_decoder: CustomCallable | None = None
     ) -> tuple[AsyncCallable, AsyncCallable]:
         parser, decoder = super()._get_parser_and_decoder(item_parser, item_decoder)
-        return parser, _telling_undecodable(decoder)
 
-    def _make_response_publisher(self, message: StreamMessage[Message]) -> tuple[PublisherProto, ...]:
-        correlation_data = message.raw_message.correlation_data
-        return (ReplyPublisher(self._outer_config.producer, message.reply_to, correlation_data),)
+        async def decode(message: StreamMessage[M]) -> Any:
+            try:
+                return await decoder(message)
+            except (ValueError, TypeError) as error:
+                raise undecodable(self._first(message.raw_message).body, error) from error
 
-    def get_log_context(self, message: StreamMessage[Message] | None) -> dict[str, str]:
+        return parser, decode
+
+    def get_log_context(self, message: StreamMessage[M] | None) -> dict[str, str]:
         """Return what each line of the log says besides."""
         return {
-            "topic": message.raw_message.topic if message is not None else self.topic,
+            "topic": self._first(message.raw_message).topic if message is not None else self.topic,
             "group": self.consuming.group,
             "message_id": message.message_id if message is not None else "",
         }
 
     # --- without handlers -------------------------------------------------------------------------------------------
 
-    async def get_one(self, *, timeout: float = 5.0) -> PenstockMessage | None:  # noqa: ASYNC109 - FastStream's own name
-        """Return the next message, or None if none comes within `timeout` seconds. The caller settles it."""
+    async def get_one(self, *, timeout: float = 5.0) -> Any:  # noqa: ASYNC109 - FastStream's own name
+        """Return the next PenstockMessage or PenstockBatch, or None if none comes within `timeout` seconds.
+
+        The caller settles it.
+        """
         assert not self.calls, "a subscriber with handlers has no get_one: its handlers get the messages"
         self.compose()
         loop = asyncio.get_running_loop()
@@ -180,42 +203,35 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
             messages = await self._client.pop(
                 self.topic,
                 group=self.consuming.group,
-                messages_max=1,
+                messages_max=self.consuming.batch or 1,
                 invisible_ms=round(self.consuming.invisible_s * 1000),
                 wait_ms=min(left_ms, WAIT_MS),
                 start=self.consuming.start,
             )
             if messages:
-                return await self._parsed(messages[0])
+                return await self._parsed(messages)
             if loop.time() >= deadline_s:
                 return None
 
-    async def __aiter__(self) -> AsyncIterator[PenstockMessage]:
-        """Iterate over messages. The caller settles them."""
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Iterate over PenstockMessages or PenstockBatches. The caller settles them."""
         self.compose()
+        loop = asyncio.get_running_loop()
         consumer = self._client.consume(
             self.topic,
             group=self.consuming.group,
             invisible_ms=round(self.consuming.invisible_s * 1000),
             start=self.consuming.start,
         )
-        async for message in consumer:
-            yield await self._parsed(message)
+        async with consumer:
+            while (messages := await consumer.take(self.consuming.batch or 1)) is not None:
+                began_s = loop.time()
+                yield await self._parsed(messages)
+                consumer.handled(loop.time() - began_s, 1)
 
-    async def _parsed(self, message: Message) -> PenstockMessage:
+    async def _parsed(self, messages: list[Message]) -> Any:
         parser, decoder = self._get_parser_and_decoder()
         context = self._outer_config.context
-        middlewares = (each(message, context=context) for each in self._outer_config.broker_middlewares)
-        parsed = await process_msg(msg=message, middlewares=middlewares, parser=parser, decoder=decoder)
-        assert isinstance(parsed, PenstockMessage)
-        return parsed
-
-
-def _telling_undecodable(decoder: AsyncCallable) -> Callable[[StreamMessage[Message]], Awaitable[Any]]:
-    async def decode(message: StreamMessage[Message]) -> Any:
-        try:
-            return await decoder(message)
-        except (ValueError, TypeError) as error:
-            raise undecodable(message.raw_message.body, error) from error
-
-    return decode
+        msg = self.joined(messages)
+        middlewares = (each(msg, context=context) for each in self._outer_config.broker_middlewares)
+        return await process_msg(msg=msg, middlewares=middlewares, parser=parser, decoder=decoder)

@@ -25,16 +25,29 @@ VALIDATION_ERRORS = ("ValidationError", "RequestValidationError")
 
 
 class HandlerProgress:
-    """How far the processing of one message has got. It is shared with the threads of plain functions."""
+    """How far the processing of one message or batch has got. It is shared with the threads of plain functions.
 
-    __slots__ = ("began",)
+    Parameters:
+        can_split: It is a batch of several messages.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("began", "can_split", "must_split")
+
+    def __init__(self, *, can_split: bool = False) -> None:
         self.began = False
         """True after the handler was called, so that what is raised is the handler's."""
+        self.can_split = can_split
+        self.must_split = False
+        """True after a body of the batch turned out to be not valid. Nothing settles the batch then."""
 
 
 PROGRESS: ContextVar[HandlerProgress] = ContextVar("penstock_handler_progress")
+
+
+def is_split() -> bool:
+    """Return whether the batch that is being processed must be split, so that nothing may settle it as a whole."""
+    progress = PROGRESS.get(None)
+    return progress is not None and progress.must_split
 
 
 def noting_calls(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,8 +75,11 @@ def _note_call() -> None:
         progress.began = True
 
 
-class UndecodableBodies(BaseMiddleware[PublishCommand, Message | None]):
-    """Makes a dead letter of a message whose body can't be decoded, or is not valid, before its handler was called."""
+class UndecodableBodies(BaseMiddleware[PublishCommand, Message | list[Message] | None]):
+    """Makes a dead letter of a message whose body can't be decoded, or is not valid, before its handler was called.
+
+    A batch with such a body must be split instead.
+    """
 
     async def __aexit__(
         self,
@@ -71,13 +87,20 @@ class UndecodableBodies(BaseMiddleware[PublishCommand, Message | None]):
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> bool | None:
-        if self.msg is not None and exc_val is not None and not self.msg.is_settled and _is_about_the_body(exc_val):
-            error = exc_val if isinstance(exc_val, Undecodable) else undecodable(self.msg.body, exc_val)
-            logger.error("message %s from %r becomes a dead letter: %s", self.msg.message_id, self.msg.topic, error)
+        if self.msg is None or exc_val is None or not _is_about_the_body(exc_val):
+            return False
+        progress = PROGRESS.get(None)
+        if progress is not None and progress.can_split:
+            progress.must_split = True
+            return True
+        message = self.msg[0] if isinstance(self.msg, list) else self.msg
+        if not message.is_settled:
+            error = exc_val if isinstance(exc_val, Undecodable) else undecodable(message.body, exc_val)
+            logger.error("message %s from %r becomes a dead letter: %s", message.message_id, message.topic, error)
             try:
-                await self.msg.dead_letter(reason=str(error))
+                await message.dead_letter(reason=str(error))
             except PopError as refused:
-                logger.warning("message %s comes back at its deadline: %s", self.msg.message_id, refused)
+                logger.warning("message %s comes back at its deadline: %s", message.message_id, refused)
         return False
 
 
