@@ -102,8 +102,9 @@ def ack_together(messages: Sequence[Message]) -> asyncio.Future[Any]:
     This costs a message less than `Message.ack`. The future raises NodeUnavailable if the node did not answer.
     """
     settlements = messages[0]._settlements
-    if settlements.tracing is not None:  # Each acknowledgement has a span of its own.
-        return asyncio.gather(*(message.ack() for message in messages), return_exceptions=True)
     for message in messages:
         message.is_settled = True
-    return settlements.acks.submit([message.handle for message in messages])
+    acked: asyncio.Future[Any] = settlements.acks.submit([message.handle for message in messages])
+    if settlements.tracing is not None:
+        settlements.tracing.settling_until(acked, "ack", settlements.group, *messages)
+    return acked

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.install import install_hint
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 
 TRACEPARENT = "traceparent"
 """Name of the user property with the trace id and the span id of the publisher."""
+
+TRACESTATE = "tracestate"
+"""Name of the user property with what vendors add to it."""
+
+LINKS_MAX = 128
+"""Links of one span at most: as many as OpenTelemetry's SDK keeps by default. A receive may bring a thousand messages."""
+
+CONTEXTS_MAX = 4_096
+"""How many contexts of messages are remembered: each is needed for the spans of receiving, handling and settling a message."""
 
 
 class Tracing:
@@ -52,6 +61,7 @@ class Tracing:
         self._trace = trace
         self._tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider)
         self._propagator = TraceContextTextMapPropagator()
+        self._context = lru_cache(CONTEXTS_MAX)(self._parsed)
 
     # --- trace context ----------------------------------------------------------------------------------------------
 
@@ -59,17 +69,26 @@ class Tracing:
         """Return the trace context that the user properties of a message name; None if they name none."""
         if TRACEPARENT not in properties:
             return None
-        context = self._propagator.extract(properties)
+        return self._context(properties[TRACEPARENT], properties.get(TRACESTATE))
+
+    def _parsed(self, traceparent: str, tracestate: str | None) -> Context | None:
+        found = {TRACEPARENT: traceparent} | ({} if tracestate is None else {TRACESTATE: tracestate})
+        context = self._propagator.extract(found)
         return context if self._trace.get_current_span(context).get_span_context().is_valid else None
 
     def links_to(self, messages: Iterable[Mapping[str, str]]) -> list[Link]:
-        """Return a link to the publisher of each message that names one. The messages are given by their user properties."""
-        contexts = [self.context_of(properties) for properties in messages]
-        return [
-            self._trace.Link(self._trace.get_current_span(context).get_span_context())
-            for context in contexts
-            if context is not None
-        ]
+        """Return a link to the publisher of each message that names one, `LINKS_MAX` at most.
+
+        The messages are given by their user properties.
+        """
+        links: list[Link] = []
+        for properties in messages:
+            context = self.context_of(properties)
+            if context is not None:
+                links.append(self._trace.Link(self._trace.get_current_span(context).get_span_context()))
+                if len(links) == LINKS_MAX:
+                    break
+        return links
 
     def _inject(self, span: Span, properties: MutableMapping[str, str]) -> None:
         self._propagator.inject(properties, self._trace.set_span_in_context(span))
@@ -119,6 +138,8 @@ class Tracing:
 
     def _end(self, span: Span, answer: asyncio.Future[Any]) -> None:
         error = None if answer.cancelled() else answer.exception()
+        if error is None and not answer.cancelled() and isinstance(answer.result(), list):
+            error = next((each for each in answer.result() if each is not None), None)
         if isinstance(error, PopError):
             span.record_exception(error)
             span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
@@ -189,9 +210,9 @@ class Tracing:
         with self._trace.use_span(span, end_on_exit=True):
             yield
 
-    def settling_until(self, answer: asyncio.Future[Any], operation: str, group: str, message: ReceivedMessage) -> None:
+    def settling_until(self, answer: asyncio.Future[Any], operation: str, group: str, *messages: ReceivedMessage) -> None:
         """Make the span of a settlement that ends when a future is done. The arguments are those of `settling`."""
-        answer.add_done_callback(partial(self._end, self._settle_span(operation, group, (message,), 1)))
+        answer.add_done_callback(partial(self._end, self._settle_span(operation, group, messages, len(messages))))
 
     @contextmanager
     def processing(self, group: str, messages: Sequence[ReceivedMessage]) -> Iterator[Span]:

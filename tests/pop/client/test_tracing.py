@@ -16,6 +16,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock import Client, HandleExpired, Message, OutgoingMessage, SyncClient, Tracing, Worker
 from penstock.install import install_hint
+from penstock.pop.client.message import ack_together
+from penstock.pop.client.tracing import LINKS_MAX
 from penstock.pop.errors import InvalidTopic, StatusError
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -135,6 +137,30 @@ async def test_a_worker_continues_the_trace_of_the_sender(node: Node, client: Cl
     assert (process.parent.span_id, answer.parent.span_id) == (id_of(send), id_of(process))
     assert (process.kind, about(process, "message.delivery_attempt")) == (SpanKind.CONSUMER, 1)
     assert linked(spans.one(f"ack {TOPIC}")) == linked(spans.one(f"receive {FILTER}")) == {id_of(send)}
+
+
+async def test_messages_that_are_acknowledged_together_have_one_span_with_their_links(client: Client, spans: Spans) -> None:
+    for number in range(3):
+        await client.send(TOPIC, b"%d" % number)
+    messages: list[Message] = []
+    while len(messages) < 3:
+        messages += await client.pop(FILTER, group=GROUP, wait_ms=5_000)
+    await messages[0].nack()
+    await ack_together(messages)
+    ack = spans.one(f"ack {GROUP}")
+    assert linked(ack) == {id_of(span) for span in spans.named(f"send {TOPIC}")}
+    assert about(ack, "batch.message_count") == 3
+    assert ack.status.status_code == StatusCode.ERROR, "one of them was returned before"
+    assert "HandleReplaced" in str(ack.status.description)
+
+
+def test_a_span_has_as_many_links_as_the_sdk_keeps_and_each_context_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracing = Tracing()
+    contexts = [{"traceparent": f"00-{TRACE}-{number:016x}-01"} for number in range(1, 1_000)]
+    links = tracing.links_to(contexts)
+    assert [link.context.span_id for link in links] == list(range(1, LINKS_MAX + 1))
+    monkeypatch.setattr(tracing, "_propagator", None)  # Its use would fail.
+    assert [link.context for link in tracing.links_to(contexts)] == [link.context for link in links]
 
 
 async def test_consumers_and_streams_make_spans_too(client: Client, spans: Spans) -> None:
