@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Another command, such as `head`, has read enough. What the interpreter flushes at its end goes nowhere, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except (StoreError, PopError, WorkerError, *NODE_ERRORS, OSError, ValueError) as error:
         print(printable(f"penstock {options.command}: {error}", keep="\n"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED

@@ -65,7 +65,7 @@ def test_parsing_the_arguments_of_a_command_imports_nothing_heavy(command: str) 
 @pytest.mark.parametrize(
     ("module", "needs"),
     [
-        ("penstock.cli.actions.mqtt", {"amqtt"}),
+        ("penstock.cli.actions.mqtt", {"numpy"}),
         ("penstock.cli.actions.messages", {"grpc", "google"}),
         ("penstock.cli.actions.groups", {"grpc", "google", "rich"}),
         ("penstock.cli.actions.deadletters", {"grpc", "google", "rich"}),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
-from tests.system.processes import NodeProcess, run_penstock
+from tests.system.processes import ROOT, NodeProcess, run_penstock
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_groups_and_dead_letters_by_hand(node: NodeProcess) -> None:
     answered = run(node, "pop", "a/#", "--group", "g", "--count", "4", "--ask", "--json", text="a\nn\nd\n\n")
     assert len(rows(answered)) == 4
     listed = run(node, "group", "list", "g", "--json")
-    assert (rows(listed)[0]["in_flight"], rows(listed)[0]["dead"]) == ("1", "2")
+    assert (rows(listed)[0]["in_flight"], rows(listed)[0]["dead"]) == (1, 2)
     letters = rows(run(node, "dlq", "list", "g", "--json"))
     assert {letter["topic"] for letter in letters} == {"a/1", "a/2"}
     assert "forwarded" in run(node, "dlq", "list", "g").stdout
@@ -73,6 +74,45 @@ def test_a_group_is_deleted_by_hand(node: NodeProcess) -> None:
     assert rows(run(node, "group", "list", "--json")) == []
     ended = run(node, "group", "list", "g")
     assert (ended.returncode, "no group 'g'" in ended.stderr) == (1, True)
+
+
+def test_a_name_of_no_group_is_an_error(node: NodeProcess) -> None:
+    run(node, "group", "create", "g", "a/#", "--invisible", "10min")
+    assert run(node, "dlq", "list", "g").returncode == 0
+    data = ("--data-dir", str(node.data_dir))
+    for command in (("dlq", "list", "bg"), ("dlq", "redrive", "bg", "--all"), ("dlq", "redrive", "bg", "82")):
+        ended = run(node, *command)
+        assert (ended.returncode, "no group 'bg'" in ended.stderr) == (1, True)
+    assert node.stop() == 0
+    assert rows(run(node, "inspect", "groups", "--group", "g", "--json", *data))[0]["settings"]["invisible_ms"] == 600_000
+    for command, what in ((("groups", "--group", "bg"), "no group 'bg'"), (("sessions", "--client", "bg"), "no session of")):
+        ended = run(node, "inspect", *command, *data)
+        assert (ended.returncode, what in ended.stderr) == (1, True)
+
+
+def test_ids_are_accepted_in_both_notations(node: NodeProcess) -> None:
+    run(node, "group", "create", "g", "a/#", "--attempts-max", "1")
+    ids = [rows(run(node, "send", "a/1", str(number), "--json"))[0]["message_id"] for number in range(2)]
+    rows(run(node, "pop", "a/#", "--group", "g", "--count", "2", "--ask", "--json", text="d\nd\n"))
+    first, second = (int(each, 16) for each in ids)
+    letters = rows(run(node, "dlq", "list", "g", "--after", str(first), "--json"))
+    assert [letter["message_id"] for letter in letters] == [ids[1]]
+    ended = run(node, "dlq", "redrive", "g", str(second), "77")
+    assert (ended.returncode, ended.stdout) == (1, "1 sent back\n")
+    assert "1 of the ids are no dead letters" in ended.stderr
+    data = ("--data-dir", str(node.data_dir), "--json", "--limit", "1")
+    for at in (ids[1], str(second)):
+        (row,) = rows(run(node, "inspect", "log", "--from", at, *data))
+        assert (row["position"], row["message_id"]) == (second, ids[1])
+    assert run(node, "group", "reset", "g", "--message-id", str(second)).returncode == 0
+
+
+def test_a_reader_that_has_read_enough_is_no_error(node: NodeProcess) -> None:
+    for number in range(5):
+        run(node, "send", "a/1", str(number) * 20_000)
+    command = f"{sys.executable} -m penstock inspect log --data-dir {node.data_dir} --json | head -c 10 >&2"
+    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert len(ended.stderr) == 10
 
 
 @pytest.mark.parametrize("backoff", ["", "x", "exponential:1", "exponential:1:2:3:4", "1,,2"])

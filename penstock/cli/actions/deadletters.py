@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from google.protobuf.json_format import MessageToDict
-
-from penstock import SyncClient
 from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_rows, time_of
-from penstock.cli.actions.security import security_of
+from penstock.cli.actions.popclient import sync_client_of
+from penstock.cli.actions.protorow import row_of
 from penstock.pop.proto import pop_pb2 as pb
 
 
@@ -24,10 +22,12 @@ def list_dead_letters(node: Endpoint, group: str, *, after: str, limit: int, as_
         limit: maximum number of dead letters.
         as_json: print one JSON object a line in place of a table.
     """
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         letters = client.dead_letters.of_group(group, after=after, limit=limit)
+        if not letters:
+            client.groups.describe(group)  # raises GroupUnknown: a name with a mistake in it has no dead letters either
     print_rows(
-        [MessageToDict(letter, preserving_proto_field_name=True) for letter in letters],
+        [row_of(letter) for letter in letters],
         [
             [
                 letter.message_id,
@@ -46,6 +46,21 @@ def list_dead_letters(node: Endpoint, group: str, *, after: str, limit: int, as_
 
 
 def redrive(node: Endpoint, group: str, message_ids: Sequence[str] | None) -> None:
-    """Send dead letters back to their group, and print how many. None for the ids means all of them."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
-        sys.stdout.write(f"{client.dead_letters.redrive(group, message_ids)} sent back\n")
+    """Send dead letters back to their group, and print how many. None for the ids means all of them.
+
+    Raises:
+        ValueError: some of the ids are no dead letters of the group. The others are sent back.
+        GroupUnknown: there is no such group.
+    """
+    with sync_client_of(node) as client:
+        count = client.dead_letters.redrive(group, message_ids)
+        if not count:
+            client.groups.describe(group)
+    sys.stdout.write(f"{count} sent back\n")
+    missing = len(set(message_ids or ())) - count
+    if missing > 0:
+        sys.stdout.flush()
+        raise ValueError(
+            f"{missing} of the ids are no dead letters of the group {group!r}, or were sent back before. `penstock dlq list` "
+            "has those that are left."
+        )

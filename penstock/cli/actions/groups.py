@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from google.protobuf.json_format import MessageToDict
-
-from penstock import SyncClient, group_settings
+from penstock import group_settings
 from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_rows
-from penstock.cli.actions.security import security_of
+from penstock.cli.actions.popclient import sync_client_of
+from penstock.cli.actions.protorow import row_of
 from penstock.pop.proto import pop_pb2 as pb
 
 
 def run(node: Endpoint, options: argparse.Namespace) -> int:
     """Run an action of `penstock group` and return its exit status."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         action: str = options.action
         if action == "list":
             _print_groups(client.groups.describe(options.group, options.filter), options.json)
@@ -58,7 +57,7 @@ def _settings(options: argparse.Namespace) -> pb.GroupSettings:
 def _print_groups(groups: list[pb.GroupDescription], as_json: bool) -> None:
     names = ("visible", "retries", "in_flight", "delayed", "parked", "dead", "waiting")
     print_rows(
-        [MessageToDict(group, preserving_proto_field_name=True, always_print_fields_with_no_presence=True) for group in groups],
+        [row_of(group, is_full=True) for group in groups],
         [[group.group, group.filter, _state(group.settings), *(str(getattr(group, n)) for n in names)] for group in groups],
         ("group", "filter", "state", *names),
         as_json=as_json,

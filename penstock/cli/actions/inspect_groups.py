@@ -29,9 +29,12 @@ def inspect_groups(data_dir: Path, *, name: str, as_json: bool, out: TextIO = sy
 
     Raises:
         IndexMissing: the directory holds no index, or the index was never flushed.
+        ValueError: there is no group of that name.
     """
     with flushed_index(data_dir) as index:
         rows = [row for row in _groups(index) if name in ("", row["group"])]
+    if name and not rows:
+        raise ValueError(f"{data_dir} had no group {name!r} when its index was flushed last.")
     names = ("id", "group", "filter", "new", "retries", "in_flight", "parked", "dead")
     cells = ([*cells_of(row, names), orjson.dumps(row["settings"]).decode()] for row in rows)
     print_rows(rows, cells, (*names, "settings"), as_json=as_json, out=out)

@@ -97,6 +97,7 @@ def describe_record(record: Record) -> dict[str, Any]:
         "topic": record.topic.decode(errors="replace"),
     }
     if kind is Kind.MESSAGE:
+        row["message_id"] = f"{record.position:016x}"
         row["qos"] = record.flags & Flag.QOS_MASK
         row["retain"] = bool(record.flags & Flag.RETAIN)
         row["delayed"] = bool(record.flags & Flag.DELAYED)

@@ -28,10 +28,13 @@ def inspect_sessions(data_dir: Path, *, client_id: str, limit: int, as_json: boo
 
     Raises:
         IndexMissing: the directory holds no index, or the index was never flushed.
+        ValueError: there is no session of that client.
     """
     with flushed_index(data_dir) as index:
         found = all_sessions(index, client_id)
         rows = [_session(index, one) for one in islice(found, limit or None) if client_id in ("", one.client_id)]
+    if client_id and not rows:
+        raise ValueError(f"{data_dir} had no session of the client {client_id!r} when its index was flushed last.")
     names = ("client", "user", "connected", "expiry_s", "ends", "queued", "in_flight", "received", "will_due")
     cells = (
         [*cells_of(row, names), ", ".join(f"{one['filter']} ({one['qos']})" for one in row["subscriptions"])] for row in rows

@@ -6,10 +6,10 @@ import asyncio
 import sys
 from typing import Literal
 
-from penstock import Client, Message
+from penstock import Message
 from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_row, text_of
-from penstock.cli.actions.security import security_of
+from penstock.cli.actions.popclient import client_of
 from penstock.pop.proto import pop_pb2 as pb
 
 Outcome = Literal["ack", "leave", "ask"]
@@ -31,7 +31,7 @@ async def pop(
 
     The command ends after `count` messages, or when a pop returns none.
     """
-    async with Client(str(node.address), security=security_of(node)) as client:
+    async with client_of(node) as client:
         remaining = count
         while remaining:
             messages = await client.pop(
@@ -83,7 +83,7 @@ async def send(node: Endpoint, topic: str, body: bytes, *, delay_ms: int, key: s
     With a `delay_ms` above 0 the node delivers the message so much later, and the handle that recalls it is printed, too. With
     a `key` it replaces the pending message of its topic and key.
     """
-    async with Client(str(node.address), security=security_of(node)) as client:
+    async with client_of(node) as client:
         sent = await client.send(topic, body, tag=tag, delay_ms=delay_ms, timer_key=key)
     row = {"message_id": sent.message_id}
     if sent.recall_handle:
@@ -93,6 +93,6 @@ async def send(node: Endpoint, topic: str, body: bytes, *, delay_ms: int, key: s
 
 async def recall(node: Endpoint, handle: str) -> None:
     """Cancel a delayed message by its recall handle."""
-    async with Client(str(node.address), security=security_of(node)) as client:
+    async with client_of(node) as client:
         await client.recall(handle)
     print("The message is recalled.")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import starmap
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 import orjson
 
 from penstock.store.printable import printable
+
+GAP = "  "
+"""What stands between the columns of a table."""
+
+_NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?|")
+"""A cell that is aligned to the right. An empty one fits both sides."""
 
 
 def text_of(body: bytes) -> str:
@@ -52,13 +60,34 @@ def print_rows(
         for row in rows:
             out.write(printable(orjson.dumps(row).decode()) + "\n")
         return
-    from rich.console import Console  # commands that print a row at a time do not need rich
-    from rich.table import Table
-    from rich.text import Text
+    table = [[printable(cell) for cell in row_cells] for row_cells in cells]
+    out.writelines(f"{line}\n" for line in _laid_out(table, columns, get_terminal_size().columns if out.isatty() else None))
 
-    table = Table(*columns, box=None, pad_edge=False)
-    for row_cells in cells:
-        table.add_row(
-            *(Text(printable(cell, keep="\n")) for cell in row_cells)
-        )  # a plain string would be read as markup, and topics may hold brackets
-    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+
+def _laid_out(table: Sequence[Sequence[str]], columns: Sequence[str], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table, or a block of lines for each row where a line would be wider than the terminal.
+
+    No cell is ever cut, because the next command may need what it has.
+
+    Args:
+        table: cells, by row and column.
+        columns: their names.
+        width: of the terminal; None for no bound.
+    """
+    from rich.cells import cell_len  # commands that print a row at a time do not need rich
+
+    widths = [max(map(cell_len, column)) for column in zip(columns, *table, strict=True)]
+    if width is not None and table and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        name_width = max(map(cell_len, columns))
+        for number, row in enumerate(table):
+            if number:
+                yield ""
+            yield from (f"{name:>{name_width}}  {cell}".rstrip() for name, cell in zip(columns, row, strict=True))
+        return
+    is_number = [bool(table) and all(_NUMBER.fullmatch(row[i]) for row in table) for i in range(len(columns))]
+    for row in [columns, *table]:
+        padded = []
+        for cell, cell_width, is_right in zip(row, widths, is_number, strict=True):
+            padding = " " * (cell_width - cell_len(cell))
+            padded.append(padding + cell if is_right else cell + padding)
+        yield GAP.join(padded).rstrip()

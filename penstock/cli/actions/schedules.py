@@ -6,17 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
-from penstock import ScheduleDescription, SyncClient
+from penstock import ScheduleDescription
 from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_line, print_row, print_rows, time_of
-from penstock.cli.actions.security import security_of
+from penstock.cli.actions.popclient import sync_client_of
+from penstock.cli.actions.protorow import row_of
 
 
 def create(node: Endpoint, name: str, topic: str, body: bytes, **settings: Any) -> None:
     """Create a schedule, and print when it occurs next. The settings are those of `ScheduleCalls.create`."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         made = client.schedules.create(name, topic, body, **settings)
     _print_upcoming(made)
 
@@ -31,7 +30,7 @@ def list_schedules(node: Endpoint, prefix: str, *, after: str, limit: int, as_js
         limit: maximum number of schedules.
         as_json: print one JSON object a line in place of a table.
     """
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         found = client.schedules.list(prefix=prefix, after=after, limit=limit)
     print_rows(
         [_row(each) for each in found],
@@ -54,34 +53,34 @@ def list_schedules(node: Endpoint, prefix: str, *, after: str, limit: int, as_js
 
 def show(node: Endpoint, name: str) -> None:
     """Print all about a schedule, as JSON."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         found = client.schedules.describe(name)
     print_row(_row(found), as_json=True)
 
 
 def pause(node: Endpoint, name: str) -> None:
     """Let a schedule send nothing until it is resumed."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         client.schedules.pause(name)
     print_line("paused")
 
 
 def resume(node: Endpoint, name: str) -> None:
     """Let a schedule go on, and print when it occurs next."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         found = client.schedules.resume(name)
     _print_upcoming(found)
 
 
 def run(node: Endpoint, name: str) -> None:
     """Let a schedule send a message now, and print its id."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         print_line(client.schedules.run(name))
 
 
 def delete(node: Endpoint, name: str) -> None:
     """Delete a schedule."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         client.schedules.delete(name)
     print_line("deleted")
 
@@ -105,7 +104,7 @@ def _rule(found: ScheduleDescription) -> str:
 
 def _row(found: ScheduleDescription) -> dict[str, Any]:
     """Return a description as JSON. The body is text, as in other commands."""
-    row: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
+    row = row_of(found)
     row["schedule"]["body"] = found.schedule.body.decode(errors="backslashreplace")
     return row
 

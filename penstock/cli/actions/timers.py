@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from penstock import SyncClient, Timer
+from penstock import Timer
 from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import cells_of, print_line, print_row, print_rows, time_of
-from penstock.cli.actions.security import security_of
+from penstock.cli.actions.popclient import sync_client_of
 
 _COLUMNS = ("deliver_at", "topic", "key", "size", "from", "recall_handle")
 
@@ -17,7 +17,7 @@ def list_timers(
     node: Endpoint, filter: str, *, key: str, from_ms: int, before_ms: int, limit: int, page_token: str, as_json: bool
 ) -> None:
     """Print pending messages in order of delivery time, and on stderr the token of the next page. See `TimerCalls.list`."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         page = client.timers.list(filter, key=key, from_ms=from_ms, before_ms=before_ms, limit=limit, page_token=page_token)
     rows = [_row(timer) for timer in page.timers]
     print_rows(
@@ -33,7 +33,7 @@ def list_timers(
 
 def count_timers(node: Endpoint, *, as_json: bool) -> None:
     """Print how many messages are pending, how many of them are due soon, and when the next one is delivered."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         found = client.timers.count()
     row = {
         "pending": found.pending,
@@ -49,20 +49,20 @@ def count_timers(node: Endpoint, *, as_json: bool) -> None:
 
 def find(node: Endpoint, handle: str, topic: str, key: str) -> None:
     """Print a pending message, which is named by its handle, or by its topic and key."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         print_row(_row(client.timers.find(handle, topic=topic, key=key)), as_json=True)
 
 
 def cancel(node: Endpoint, handle: str, topic: str, key: str) -> None:
     """Cancel a pending message."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         client.timers.cancel(handle, topic=topic, key=key)
     print_line("cancelled")
 
 
 def reschedule(node: Endpoint, handle: str, topic: str, key: str, *, delay_ms: int, deliver_at_ms: int) -> None:
     """Let a pending message be delivered at another time, and print it with its new handle."""
-    with SyncClient(str(node.address), security=security_of(node)) as client:
+    with sync_client_of(node) as client:
         moved = client.timers.reschedule(handle, topic=topic, key=key, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
     print_row(_row(moved), as_json=True)
 

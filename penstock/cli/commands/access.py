@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Final
 
-from penstock.cli.commands.arguments import Commands, add_command, add_data_dir
+from penstock.cli.commands.arguments import Commands, add_command, add_data_dir, duration
 
-_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _KINDS: Final = ("user", "client", "address")
 _ACTIONS: Final = ("publish", "subscribe", "receive", "send", "pop", "consume", "admin", "read", "write")
 
@@ -55,10 +53,10 @@ def add_to(commands: Commands) -> None:
     action.add_argument(
         "--for",
         dest="for_ms",
-        type=duration,
+        type=_lasting,
         default=0,
         metavar="TIME",
-        help="How long: 90s, 30m, 12h or 7d (for ever).",
+        help="How long: 90s, 30min, 12h or 7d (for ever).",
     )
     action.add_argument("--why", default="", metavar="TEXT", help="A note, for `penstock access bans` and the audit log.")
     _finish(action, _ban)
@@ -76,12 +74,12 @@ def add_to(commands: Commands) -> None:
     _finish(action, _kick)
 
 
-def duration(text: str) -> int:
-    """Return the milliseconds of a time such as `90s`, `30m`, `12h` or `7d`."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0 with s, m, h or d, such as 12h.")
-    return int(found[1]) * _UNITS_MS[found[2]]
+def _lasting(text: str) -> int:
+    """Return the milliseconds of a time that has a unit and is above 0: 0 would be for ever."""
+    found = duration(text)
+    if text.isdecimal() or not found:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0 with s, min, h or d, such as 12h.")
+    return found
 
 
 def _add_named(action: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Coroutine
 from datetime import UTC, datetime
@@ -120,8 +121,48 @@ def count(text: str) -> int:
     return int(text)
 
 
+def duration(text: str) -> int:
+    """Return a time such as `500ms`, `90s`, `10min` or `7d`, in ms. A number alone has been ms from the beginning."""
+    found = re.fullmatch(r"([0-9]{1,15})(ms|s|m|min|h|d)?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write a whole number with ms, s, min, h or d, such as 10min.")
+    return int(found[1]) * _UNITS_MS[found[2] or "ms"]
+
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def position(text: str) -> int:
+    """Return the position of a record that is written as a number, as `0x` and hexadecimal digits, or as a message id."""
+    if found := re.fullmatch(rf"(?:0x)?([0-9a-f]{{{MESSAGE_ID_CHARS}}})|0x([0-9a-f]+)", text, re.IGNORECASE):
+        return int(found[1] or found[2], 16)
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no position: give a number, or the id of a message, such as 00000000000004d2."
+        )
+    return int(text)
+
+
+def message_id(text: str) -> str:
+    """Return the id of a message that is given as such, or as a position. What is neither stays as it is for the node."""
+    try:
+        return f"{position(text):0{MESSAGE_ID_CHARS}x}"
+    except argparse.ArgumentTypeError:
+        return text
+
+
+MESSAGE_ID_CHARS = 16
+"""Length of the id of a message: its position in hexadecimal digits. No position has as many decimal digits."""
+
+
+_DATE_CHARS = 8
+"""Length of 20260301, which is a date. As milliseconds since 1970 it would be a time of that New Year's Day."""
+
+
 def instant(text: str) -> int:
-    """Return a time that is written as ISO 8601, in ms since 1970. Without an offset it is of UTC."""
+    """Return a time that is written as ISO 8601, or in ms since 1970, as the latter. Without an offset it is of UTC."""
+    if text.isdecimal() and len(text) != _DATE_CHARS:
+        return int(text)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

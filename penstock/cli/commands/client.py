@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import EXIT_FAILED, Commands, add_command, add_data_dir, add_json
+from penstock.cli.commands.arguments import EXIT_FAILED, Commands, add_command, add_data_dir, add_json, message_id
 
 
 def add_to(commands: Commands) -> None:
@@ -27,7 +27,7 @@ def add_to(commands: Commands) -> None:
         "change. The exit status is 0 if it succeeds, else 1.",
     )
     _add_client(action)
-    action.add_argument("message_id", help="Id of a stored message, as `penstock pop` prints it.")
+    action.add_argument("message_id", type=message_id, help="Id of a stored message, as `penstock pop` prints it.")
     _finish(action, _verify)
 
     action = add_command(actions, "reconnect", "Tell a client to connect again, for example behind a load balancer.")

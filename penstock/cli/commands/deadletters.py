@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, pop_endpoint
+from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, message_id, pop_endpoint
 
 
 def add_to(commands: Commands) -> None:
@@ -14,7 +14,9 @@ def add_to(commands: Commands) -> None:
 
     listing = add_command(actions, "list", "List the dead letters of a group that were not sent back.")
     listing.add_argument("group", help="Name of the group.")
-    listing.add_argument("--after", default="", metavar="MESSAGE_ID", help="Begin after this dead letter (the oldest).")
+    listing.add_argument(
+        "--after", type=message_id, default="", metavar="MESSAGE_ID", help="Begin after this dead letter (the oldest)."
+    )
     listing.add_argument("--limit", type=count, default=100, help="Maximum number of dead letters (%(default)s).")
     add_json(listing)
     add_pop_address(listing)
@@ -23,7 +25,7 @@ def add_to(commands: Commands) -> None:
     redrive = add_command(actions, "redrive", "Send dead letters back to their group as new messages.")
     redrive.add_argument("group", help="Name of the group.")
     which = redrive.add_mutually_exclusive_group(required=True)
-    which.add_argument("message_id", nargs="*", default=[], help="Ids of the dead letters.")
+    which.add_argument("message_id", type=message_id, nargs="*", default=[], help="Ids of the dead letters.")
     which.add_argument("--all", action="store_true", help="Send back all of them, up to 10,000.")
     add_pop_address(redrive)
     redrive.set_defaults(run=_redrive)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, pop_endpoint
+from penstock.cli.commands.arguments import (
+    Commands,
+    add_command,
+    add_json,
+    add_pop_address,
+    count,
+    duration,
+    instant,
+    message_id,
+    pop_endpoint,
+)
 from penstock.pop.backoff import Backoff, Exponential
 
 if TYPE_CHECKING:
@@ -39,15 +49,20 @@ def add_to(commands: Commands) -> None:
                 "--start",
                 type=start,
                 default="earliest",
-                help="Where the group begins: earliest, latest, or a time in milliseconds since 1970 (%(default)s).",
+                help="Where the group begins: earliest, latest, or a time as ISO 8601 or in ms since 1970 (%(default)s).",
             )
         if name == "reset":
             to = action.add_mutually_exclusive_group(required=True)
             to.add_argument("--to", choices=("earliest", "latest"), help="Begin with the oldest message, or after the newest.")
             to.add_argument(
-                "--time-ms", type=count, help="Begin with messages stored at this time, in milliseconds since 1970."
+                "--time",
+                "--time-ms",
+                type=instant,
+                metavar="TIME",
+                dest="time_ms",
+                help="Begin with messages stored at this time, as ISO 8601 or in ms since 1970.",
             )
-            to.add_argument("--message-id", help="Begin with this message, or the next one if it is gone.")
+            to.add_argument("--message-id", type=message_id, help="Begin with this message, or the next one if it is gone.")
         action.set_defaults(run=_run)
 
 
@@ -73,7 +88,12 @@ def _add_settings(action: argparse.ArgumentParser) -> None:
         "exponential:MIN_MS:MAX_MS[:FACTOR].",
     )
     action.add_argument(
-        "--invisible-ms", type=count, help="Invisible time of pops that name none, in milliseconds; 0 is the node's default."
+        "--invisible",
+        "--invisible-ms",
+        type=duration,
+        metavar="TIME",
+        dest="invisible_ms",
+        help="Invisible time of pops that name none, such as 5min. A number alone is ms, and 0 is the node's default.",
     )
     action.add_argument(
         "--in-flight-max", type=count, help="Maximum number of messages in flight at a time; 0 is the node's default."
@@ -93,8 +113,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def start(text: str) -> Start:
-    """Return where a group begins: `earliest`, `latest` or a time in milliseconds since 1970."""
-    return "earliest" if text == "earliest" else "latest" if text == "latest" else count(text)
+    """Return where a group begins: `earliest`, `latest`, or a time in ms since 1970."""
+    return "earliest" if text == "earliest" else "latest" if text == "latest" else instant(text)
 
 
 def backoff(text: str) -> Backoff:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import Commands, add_command, add_data_dir, add_json, count
+from penstock.cli.commands.arguments import Commands, add_command, add_data_dir, add_json, count, instant, position
 
 
 def add_to(commands: Commands) -> None:
@@ -33,13 +33,29 @@ def add_to(commands: Commands) -> None:
     log.add_argument(
         "--from",
         dest="position",
-        type=count,
+        type=position,
         default=0,
         metavar="POSITION",
-        help="Position of the first record (the oldest record).",
+        help="Position of the first record, or id of a message (the oldest record).",
     )
-    log.add_argument("--since-ms", type=count, default=0, help="Only records stored at this time or later, ms since 1970.")
-    log.add_argument("--until-ms", type=count, default=0, help="Only records stored at this time or before, ms since 1970.")
+    log.add_argument(
+        "--since",
+        "--since-ms",
+        type=instant,
+        default=0,
+        metavar="TIME",
+        dest="since_ms",
+        help="Only records stored at this time or later, as ISO 8601 or in ms since 1970.",
+    )
+    log.add_argument(
+        "--until",
+        "--until-ms",
+        type=instant,
+        default=0,
+        metavar="TIME",
+        dest="until_ms",
+        help="Only records stored at this time or before, as ISO 8601 or in ms since 1970.",
+    )
     _add_limit(log, "records")
     log.set_defaults(run=_log)
 

@@ -10,6 +10,7 @@ from penstock.cli.commands.arguments import (
     add_json,
     add_pop_address,
     count,
+    duration,
     pop_endpoint,
     read_body,
     run_async,
@@ -22,7 +23,15 @@ def add_to(commands: Commands) -> None:
     command.add_argument("topic", help="Topic of the message.")
     command.add_argument("body", help="Body of the message, or - to read it from standard input.")
     add_pop_address(command)
-    command.add_argument("--delay-ms", type=count, default=0, help="Milliseconds until the message is delivered (%(default)s).")
+    command.add_argument(
+        "--delay",
+        "--delay-ms",
+        type=duration,
+        default=0,
+        metavar="TIME",
+        dest="delay_ms",
+        help="Time until the message is delivered, such as 10min. A number alone is ms (%(default)s).",
+    )
     command.add_argument(
         "--key", default="", help="Key of a delayed message, which replaces the pending one of that key (none)."
     )
@@ -36,12 +45,24 @@ def add_to(commands: Commands) -> None:
     add_pop_address(command)
     command.add_argument("--count", type=count, default=1, help="Maximum number of messages (%(default)s).")
     command.add_argument(
+        "--invisible",
         "--invisible-ms",
-        type=count,
+        type=duration,
         default=0,
-        help="Milliseconds for which other consumers don't see the messages; 0 is the group's default (%(default)s).",
+        metavar="TIME",
+        dest="invisible_ms",
+        help="Time for which other consumers don't see the messages, such as 5min. A number alone is ms, and 0 is the group's "
+        "default (%(default)s).",
     )
-    command.add_argument("--wait-ms", type=count, default=0, help="Milliseconds to wait for the first message (%(default)s).")
+    command.add_argument(
+        "--wait",
+        "--wait-ms",
+        type=duration,
+        default=0,
+        metavar="TIME",
+        dest="wait_ms",
+        help="Time to wait for the first message, such as 20s. A number alone is ms (%(default)s).",
+    )
     outcome = command.add_mutually_exclusive_group()
     outcome.add_argument(
         "--no-ack", action="store_true", help="Leave the messages unacknowledged: they return after the invisible time."

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from penstock.cli.commands.arguments import EXIT_USAGE, Commands, add_command, add_data_dir, count
+from penstock.cli.commands.arguments import EXIT_USAGE, Commands, add_command, add_data_dir, duration, instant
 from penstock.install import install_hint
 
 
@@ -20,15 +20,21 @@ def add_to(commands: Commands) -> None:
     command.add_argument("--master", default="local[*]", metavar="URL", help="Spark master (%(default)s).")
     command.add_argument("--json", action="store_true", help="Print the summary as JSON.")
     command.add_argument(
+        "--as-of",
         "--as-of-ms",
-        type=count,
-        help="Time at which deadlines are judged, in milliseconds since 1970 (store time of the log's last record).",
+        type=instant,
+        metavar="TIME",
+        dest="as_of_ms",
+        help="Time at which deadlines are judged, as ISO 8601 or in ms since 1970 (store time of the log's last record).",
     )
     command.add_argument(
+        "--grace",
         "--grace-ms",
-        type=count,
+        type=duration,
         default=60_000,
-        help="Milliseconds after a deadline before an unsettled delivery counts as a finding (%(default)s).",
+        metavar="TIME",
+        dest="grace_ms",
+        help="Time after a deadline before an unsettled delivery counts as a finding (1min). A number alone is ms.",
     )
     command.set_defaults(run=_run)
 

@@ -10,6 +10,7 @@ from penstock.cli.commands.arguments import (
     add_json,
     add_pop_address,
     count,
+    duration,
     instant,
     pop_endpoint,
     read_body,
@@ -26,7 +27,15 @@ def add_to(commands: Commands) -> None:
     create.add_argument("topic", help="MQTT topic of its messages.")
     create.add_argument("body", nargs="?", default="", help="Body of its messages; - reads standard input.")
     rule = create.add_mutually_exclusive_group(required=True)
-    rule.add_argument("--every-ms", type=count, default=0, metavar="MS", help="Occur every so many milliseconds.")
+    rule.add_argument(
+        "--every",
+        "--every-ms",
+        type=duration,
+        default=0,
+        metavar="TIME",
+        dest="every_ms",
+        help="Occur again and again after this time, such as 10min. A number alone is ms.",
+    )
     rule.add_argument("--cron", default="", metavar="FIELDS", help='Occur by a cron expression, such as "30 2 * * MON-FRI".')
     rule.add_argument("--rrule", default="", metavar="RULE", help="Occur by a rule of RFC 5545, such as FREQ=WEEKLY;BYDAY=MO.")
     create.add_argument("--zone", default="UTC", help="Time zone of --cron and --rrule, such as Europe/Berlin (%(default)s).")
@@ -42,7 +51,15 @@ def add_to(commands: Commands) -> None:
         default="skip",
         help="What becomes of occurrences that the node could not send in time (%(default)s).",
     )
-    create.add_argument("--grace-ms", type=count, default=0, metavar="MS", help="How late is too late (60000).")
+    create.add_argument(
+        "--grace",
+        "--grace-ms",
+        type=duration,
+        default=0,
+        metavar="TIME",
+        dest="grace_ms",
+        help="How late is too late (1min). A number alone is ms.",
+    )
     create.add_argument("--replace", action="store_true", help="Replace the schedule of this name.")
     add_pop_address(create)
     create.set_defaults(run=_create)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, instant, pop_endpoint
+from penstock.cli.commands.arguments import (
+    Commands,
+    add_command,
+    add_json,
+    add_pop_address,
+    count,
+    duration,
+    instant,
+    pop_endpoint,
+)
 
 
 def add_to(commands: Commands) -> None:
@@ -43,8 +52,24 @@ def add_to(commands: Commands) -> None:
         action.add_argument("--key", default="", help="Key of the message, with --topic.")
         if name == "reschedule":
             when = action.add_mutually_exclusive_group(required=True)
-            when.add_argument("--delay-ms", type=count, default=0, metavar="MS", help="Deliver it after so many milliseconds.")
-            when.add_argument("--deliver-at-ms", type=count, default=0, metavar="MS", help="Deliver it then, in ms since 1970.")
+            when.add_argument(
+                "--delay",
+                "--delay-ms",
+                type=duration,
+                default=0,
+                metavar="TIME",
+                dest="delay_ms",
+                help="Deliver it after this time, such as 10min. A number alone is ms.",
+            )
+            when.add_argument(
+                "--deliver-at",
+                "--deliver-at-ms",
+                type=instant,
+                default=0,
+                metavar="TIME",
+                dest="deliver_at_ms",
+                help="Deliver it then, as ISO 8601 or in ms since 1970.",
+            )
         add_pop_address(action)
         action.set_defaults(run=_act)
 
