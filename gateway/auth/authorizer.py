@@ -89,6 +89,10 @@ ASKED_AGAIN_MAX: Final = 200
 """Questions that wait for the plugins, beyond which no client's subscriptions are looked at again for a second."""
 
 
+REVOKED: Final = "its user was deleted or has another password, or the key that signed its token is not known any more"
+"""Why a client may not stay, or not come in, that has proved who it is."""
+
+
 class Recheck(NamedTuple):
     """What came of looking at a connected client again."""
 
@@ -214,6 +218,8 @@ class Authorizer:
         if not candidate.is_authenticated:
             code = ConnectCode.NOT_AUTHORIZED if wish.username is None else ConnectCode.BAD_USER_NAME_OR_PASSWORD
             raise ConnectRefused("The client is not authenticated: user name, password or token is not right.", code)
+        if self._is_revoked(candidate.identity):  # by a reload since it was authenticated
+            raise ConnectRefused(f"The client is not authenticated: {REVOKED}.", ConnectCode.BAD_USER_NAME_OR_PASSWORD)
         session, connection.identity = candidate.session, candidate.identity
         if not is_known:
             if candidate.identity is not None:
@@ -316,6 +322,25 @@ class Authorizer:
             self.note_denied(rights, PUBLISH, [topic])
             raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
 
+    def author_of(self, connection: Applicant, client_id: str) -> tuple[Subject, str]:
+        """Return who an authenticated client is, and the `ProvenIdentity.proof` of that, for `may_publish_will`."""
+        return self._subject_of(connection, client_id), connection.identity.proof if connection.identity is not None else ""
+
+    def may_publish_will(self, author: Subject, proof: str, topic: str) -> bool | None:
+        """Return whether bans, rules, users and keys as they are now let a client that has gone publish its will.
+
+        None if nobody can tell yet, because no keys have come. Plugins are not asked: they decide about clients that are there,
+        and have decided about this one when it connected.
+        """
+        access, policy = self.access, self.access.policy
+        proves = access.still_proves(author.user, proof)
+        is_denied = policy is not None and not policy.rights_of(author).may(PUBLISH, topic)
+        if is_denied or proves is False or access.bans.of(author) is not None:
+            self.questions.count(PUBLISH, "denied")
+            access.audit.note("denied", author, action=PUBLISH, topic=topic)
+            return False
+        return proves
+
     def note_refused(self, connection: Applicant, wish: Connect, error: ConnectRefused) -> None:
         """Write into the audit log that a CONNECT was refused."""
         subject = Subject(connection.peer.username or "", client_id=wish.client_id, address=connection.peer.host)
@@ -339,14 +364,18 @@ class Authorizer:
         roles = peer.roles | identity.roles if identity is not None else peer.roles
         return Subject(self.user_of(connection), roles, client_id, peer.host)
 
+    def _is_revoked(self, identity: ProvenIdentity | None) -> bool:
+        """Return whether the password or the key that proved who a client is does not count any more."""
+        return identity is not None and self.access.still_proves(identity.user, identity.proof) is False
+
     def recheck(self, connection: Applicant, client_id: str, filters: list[str]) -> Recheck:
         """Look again at a connected client, because access control has changed."""
         subject = self._subject_of(connection, client_id)
         ban = self.access.bans.of(subject)
         if ban is not None:
             return Recheck(f"the {ban.kind} {ban.name!r} is banned", may_have_will=False)
-        if connection.identity is not None and not self.access.still_proves(connection.identity):
-            return Recheck("its user was deleted, or has another password", may_have_will=False)
+        if self._is_revoked(connection.identity):
+            return Recheck(REVOKED, may_have_will=False)
         policy, permissions = self.access.policy, connection.permissions
         if policy is None or permissions is None:
             return Recheck()

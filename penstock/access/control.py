@@ -11,7 +11,7 @@ from penstock.access.audit import Audit
 from penstock.access.bans import Ban, Bans, Kind
 from penstock.access.errors import AccessInvalid
 from penstock.access.file import load_access_policy
-from penstock.access.identity import ProvenIdentity, TokenInvalid, is_token
+from penstock.access.identity import BY_KEY, BY_PASSWORD, ProvenIdentity, TokenInvalid, is_token, proof_by_password
 from penstock.access.options import AccessControlOptions
 from penstock.access.policy import AccessPolicy
 from penstock.access.subject import Subject
@@ -19,6 +19,10 @@ from penstock.access.subject import Subject
 if TYPE_CHECKING:  # they take long to import, so only nodes that use them do
     from penstock.access.passwords import PasswordFile
     from penstock.access.tokens import Tokens
+
+
+FETCHED_KEYS: Final = "access.jwt.jwks_url"
+"""Who changes what is in force, for the audit log, when a fetched key set lacks a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +106,30 @@ class AccessControl:
         return ProvenIdentity(user, password_hash=passwords.hashes[user]) if is_right else False
 
     def use_key_set(self, data: bytes) -> None:
-        """Verify tokens with the keys that were fetched from `access.jwt.jwks_url`. Raises AccessInvalid."""
-        if self.tokens is not None:
-            self.tokens.use_key_set(data)
+        """Verify tokens with the keys that were fetched from `access.jwt.jwks_url`. Raises AccessInvalid.
 
-    def still_proves(self, identity: ProvenIdentity) -> bool:
-        """Return whether the password by which a client logged in is still that of its user."""
-        passwords = self._files.passwords
-        known = passwords.hashes.get(identity.user) if passwords is not None else None
-        return not identity.password_hash or identity.password_hash == known
+        Clients whose tokens a key signed that is not among them any more are looked at again.
+        """
+        if self.tokens is not None and self.tokens.use_key_set(data):
+            self._changed(FETCHED_KEYS, what="keys")
+
+    def still_proves(self, user: str, proof: str) -> bool | None:
+        """Return whether what proved who a client is would still prove it; None if nobody can tell, because no keys have come.
+
+        A password does as long as it is that of its user. A token does as long as the key that signed it is known; when the
+        token ends is a matter of its own.
+
+        Args:
+            user: the user name that was proved.
+            proof: see `ProvenIdentity.proof`.
+        """
+        passwords, tokens = self._files.passwords, self._files.tokens
+        if proof.startswith(BY_PASSWORD):
+            known = passwords.hashes.get(user) if passwords is not None else None
+            return known is not None and proof_by_password(known) == proof
+        if proof.startswith(BY_KEY):
+            return tokens.has_key(proof.removeprefix(BY_KEY)) if tokens is not None else False
+        return True
 
     def reload(self, by: str) -> None:
         """Read the files again, and apply what they say to what clients are doing.

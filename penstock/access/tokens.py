@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jwt
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from penstock.access.errors import AccessInvalid
-from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid
+from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid, name_of
 from penstock.access.options import TokenOptions
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
@@ -27,6 +28,14 @@ ROLES_MAX: Final = 1000
 
 _ANY: Final = ""
 """The key id of a key that has none."""
+
+
+class _Key(NamedTuple):
+    """A key that verifies tokens."""
+
+    key: Any
+    name: str
+    """See `ProvenIdentity.key_name`."""
 
 
 class Tokens:
@@ -43,22 +52,32 @@ class Tokens:
     def __init__(self, options: TokenOptions, now_ms: Callable[[], int]) -> None:
         self._options = options
         self._now_ms = now_ms
-        self._keys: dict[str, Any] = {}
-        self._fetched: dict[str, Any] = {}
+        self._keys: dict[str, _Key] = {}
+        self._fetched: dict[str, _Key] = {}
         """Keys from the URL, by id. The first fetch brings them."""
         if options.key_file:
-            self._keys[_ANY] = self._key(Path(options.key_file))
+            self._keys[_ANY] = _named(self._key(Path(options.key_file)))
         if options.jwks_file:
             self._keys |= self._key_set(_read(Path(options.jwks_file)), options.jwks_file)
         if not self._keys and not options.jwks_url:
             raise AccessInvalid(f"the key set {options.jwks_file} has no key for {', '.join(options.algorithms)}")
 
-    def use_key_set(self, data: bytes) -> None:
-        """Use the keys that were fetched from the URL, in place of earlier ones. Raises AccessInvalid."""
+    def use_key_set(self, data: bytes) -> bool:
+        """Use the keys that were fetched from the URL, in place of earlier ones; return whether one of these is gone.
+
+        Raises AccessInvalid.
+        """
         found = self._key_set(data, self._options.jwks_url)
         if not found:
             raise AccessInvalid(f"the key set has no key for {', '.join(self._options.algorithms)}")
-        self._fetched = found
+        earlier, self._fetched = self._fetched, found
+        return not all(self.has_key(key.name) for key in earlier.values())
+
+    def has_key(self, name: str) -> bool | None:
+        """Return whether a key is known, by its `ProvenIdentity.key_name`; None if no keys have been fetched yet."""
+        if any(key.name == name for key in (*self._keys.values(), *self._fetched.values())):
+            return True
+        return None if self._options.jwks_url and not self._fetched else False
 
     def take_fetched(self, other: Tokens) -> None:
         """Go on with the keys that another object has fetched."""
@@ -80,7 +99,7 @@ class Tokens:
             key = self._key_of(str(jwt.get_unverified_header(token).get("kid", _ANY)))
             claims = jwt.decode(
                 token,
-                key,
+                key.key,
                 algorithms=list(options.algorithms),
                 audience=options.audience or None,
                 issuer=options.issuer or None,
@@ -95,9 +114,9 @@ class Tokens:
             )
         except jwt.PyJWTError as error:
             raise TokenInvalid(str(error)) from error
-        return self._identity(claims)
+        return self._identity(claims, key.name)
 
-    def _identity(self, claims: Mapping[str, Any]) -> ProvenIdentity:
+    def _identity(self, claims: Mapping[str, Any], key_name: str) -> ProvenIdentity:
         options, now_ms = self._options, self._now_ms()
         leeway_ms = options.leeway_s * 1000
         expires_ms = _instant_ms(claims, "exp") + leeway_ms
@@ -112,11 +131,11 @@ class Tokens:
             roles = roles.split()  # as in the claim `scope` of OAuth 2.0
         if not isinstance(roles, list) or len(roles) > ROLES_MAX or not all(isinstance(role, str) for role in roles):
             raise TokenInvalid(f"the claim {options.roles_claim} is no list of at most {ROLES_MAX} texts")
-        return ProvenIdentity(user, frozenset(roles), expires_ms)
+        return ProvenIdentity(user, frozenset(roles), expires_ms, key_name=key_name)
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
-    def _key_of(self, key_id: str) -> Any:
+    def _key_of(self, key_id: str) -> _Key:
         keys = self._keys | self._fetched
         found = keys.get(key_id) or keys.get(_ANY)
         if found is None and not key_id and len(keys) == 1:
@@ -142,14 +161,14 @@ class Tokens:
                 continue  # it may be a key for another one of the algorithms
         raise AccessInvalid(f"{path} is no public key in PEM for {', '.join(algorithms)}")
 
-    def _key_set(self, data: bytes, origin: str) -> dict[str, Any]:
+    def _key_set(self, data: bytes, origin: str) -> dict[str, _Key]:
         """Return the keys of a JSON Web Key Set (RFC 7517) by their ids: those that the algorithms can use."""
         try:
             listed = json.loads(data)["keys"]
             rows = [dict(row) for row in listed]
         except (ValueError, KeyError, TypeError) as error:
             raise AccessInvalid(f"{origin} is no JSON Web Key Set: {error!r}") from error
-        found: dict[str, Any] = {}
+        found: dict[str, _Key] = {}
         for row in rows:
             if row.get("kty") == "oct" or row.get("use", "sig") != "sig":
                 continue  # a secret has no place in a set that others can read
@@ -157,11 +176,19 @@ class Tokens:
                 if row.get("alg", algorithm) != algorithm:
                     continue
                 try:
-                    found[str(row.get("kid", _ANY))] = jwt.PyJWK(row, algorithm).key
+                    found[str(row.get("kid", _ANY))] = _named(jwt.PyJWK(row, algorithm).key)
                 except jwt.PyJWTError:
                     continue  # it is a key for another one of the algorithms
                 break
         return found
+
+
+def _named(key: Any) -> _Key:
+    """Return a key with its name. A private key, which verifies tokens too, has the name of its public one."""
+    if isinstance(key, bytes):
+        return _Key(key, name_of(key))
+    public = key.public_key() if hasattr(key, "public_key") else key
+    return _Key(key, name_of(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)))
 
 
 def _instant_ms(claims: Mapping[str, Any], name: str) -> int:

@@ -204,8 +204,8 @@ class AdminAccess:
             raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, "the node can't tell whether the password is right") from error
         finally:
             self._logins -= 1
-        if not isinstance(found, ProvenIdentity):
-            return None
+        if not isinstance(found, ProvenIdentity) or self._access.still_proves(found.user, found.proof) is False:
+            return None  # also if a reload took its user or its password away meanwhile
         if found.password_hash and found.password_hash == known:
             if len(self._verified) >= VERIFIED_MAX:
                 self._verified.clear()

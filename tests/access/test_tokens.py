@@ -140,6 +140,18 @@ def test_a_key_set_with_keys_of_several_kinds_serves_each(tmp_path: Path) -> Non
     assert found.verify(token(edwards, "EdDSA", {"kid": "2"})).user == "ann"
 
 
+def test_a_key_has_the_same_name_wherever_it_is_read(tmp_path: Path) -> None:
+    from_file = tokens(tmp_path).verify(token())
+    fetched = tokens(tmp_path, key_file="", jwks_url="https://login.example.org/keys")
+    assert fetched.has_key(from_file.key_name) is None, "no keys have come"
+    assert not fetched.use_key_set(key_set(row_of(PRIVATE, kid="1"), row_of(OTHER, kid="2")))
+    assert fetched.verify(token(headers={"kid": "1"})).proof == from_file.proof
+    assert fetched.use_key_set(key_set(row_of(PRIVATE, kid="3"))), "the other one is gone"
+    assert fetched.has_key(from_file.key_name), "under another id"
+    assert fetched.use_key_set(key_set(row_of(OTHER, kid="2")))
+    assert fetched.has_key(from_file.key_name) is False
+
+
 @pytest.mark.parametrize(
     ("data", "options", "why"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -10,10 +11,13 @@ from typing import Any
 
 import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 
 from penstock.access.options import TokenOptions
 from penstock.access.passwords import PasswordFile
 from penstock.gateway.auth.loop_thread import LOGIN_NICENESS
+from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.clock import AheadClock
 from tests.gateway import scripted_plugins
@@ -21,6 +25,7 @@ from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.logins import PASSWORD, USER, plugins
 from tests.gateway.wire import CLEAN, Broker, Client5
+from tests.waiting import until
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 RULES = """
@@ -156,6 +161,93 @@ async def test_a_user_whose_password_changes_or_who_is_deleted_is_disconnected(b
     assert (await login(broker, "ann", "anns password", "a"))[1] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
     assert (await login(broker, "ann", "another", "a"))[1] == ACCEPTED
     assert await bob.publish_with("own/bob", b"x", qos=1) == 0
+
+
+@pytest.mark.parametrize("change", ["password", "user"])
+async def test_a_password_that_is_hashed_while_its_user_changes_lets_nobody_in(
+    broker: Broker, passwords: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    is_right, may_answer, verify = threading.Event(), threading.Event(), PasswordFile.verify
+
+    def held(users: PasswordFile, user: str, password: bytes) -> bool:
+        found = verify(users, user, password)
+        is_right.set()
+        may_answer.wait(30)
+        return found
+
+    monkeypatch.setattr(PasswordFile, "verify", held)
+    client = await broker.connect_5("c", b"ann", b"anns password", flags=CLEAN | USER | PASSWORD, accepted=False)
+    await until(is_right.is_set)
+    if change == "password":
+        PasswordFile(passwords).change("ann", "another")
+    else:
+        PasswordFile(passwords).delete("ann")
+    broker.node.reload()
+    may_answer.set()
+    assert (await client.connack())[0] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    assert broker.node.gateway.clients.get("c") is None
+
+
+async def test_a_client_that_waits_for_answers_about_topics_while_its_user_is_deleted_is_refused(
+    start_broker: StartBroker, control: dict[str, Any], passwords: Path
+) -> None:
+    script = scripted_plugins.new_script()
+    broker = await start_broker(control=control, access=plugins("Topics"))
+    fields, flags, lasts = (b"ann", b"anns password"), USER | PASSWORD, {Property.SESSION_EXPIRY_S: 600}
+    ann = await broker.connect_5("c", *fields, flags=flags, about=lasts)
+    assert await ann.subscribe(("jobs", 1)) == [1]
+    ann.reset()
+    await until(lambda: broker.node.gateway.clients.get("c") is None)
+    script.may_answer.clear()
+    asked = len(script.asked)
+    ann = await broker.connect_5("c", *fields, flags=flags, about=lasts, accepted=False)
+    await until(lambda: len(script.asked) > asked)
+    PasswordFile(passwords).delete("ann")
+    broker.node.reload()
+    script.may_answer.set()
+    assert (await ann.connack())[0] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+
+
+async def test_a_client_whose_token_was_signed_with_a_key_that_is_taken_away_is_disconnected(
+    broker: Broker, tmp_path: Path
+) -> None:
+    bob, _ = await login(broker, None, token(broker), "b")
+    ann, _ = await login(broker, "ann", "anns password", "a")
+    broker.node.reload()
+    assert await bob.publish_with("own/bob", b"x", qos=1) == ACCEPTED
+    other = SECRET[::-1]
+    (tmp_path / "secret").write_bytes(other)
+    broker.node.reload()
+    assert (await bob.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
+    assert (await login(broker, None, token(broker), "b"))[1] == ReasonCode.NOT_AUTHORIZED
+    assert (await login(broker, None, token(broker, key=other), "b"))[1] == ACCEPTED
+    assert await ann.publish_with("own/ann", b"x", qos=1) == ACCEPTED
+
+
+async def test_a_fetched_key_set_without_a_key_disconnects_the_clients_of_that_key(
+    start_broker: StartBroker, control: dict[str, Any]
+) -> None:
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("old", "new")}
+
+    def key_set(*names: str) -> bytes:
+        return json.dumps(
+            {"keys": [ECAlgorithm.to_jwk(keys[name].public_key(), True) | {"kid": name} for name in names]}
+        ).encode()
+
+    fetched = TokenOptions(algorithms=("ES256",), jwks_url="http://127.0.0.1:1/keys")  # nobody listens there
+    broker = await start_broker(control=control | {"jwt": fetched})
+    access, ends_s = broker.node.access, broker.node.store.now_ms() / 1000 + 600
+    access.use_key_set(key_set("old", "new"))
+    clients = {}
+    for name, key in keys.items():
+        shown = jwt.encode({"sub": name, "exp": ends_s}, key, "ES256", {"kid": name})
+        clients[name], reason = await login(broker, None, shown, name)
+        assert reason == ACCEPTED
+    access.use_key_set(key_set("new", "old"))
+    assert await clients["old"].publish_with("a", b"x", qos=1) == ACCEPTED
+    access.use_key_set(key_set("new"))
+    assert (await clients["old"].disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
+    assert await clients["new"].publish_with("a", b"x", qos=1) == ACCEPTED
 
 
 async def test_a_ban_of_a_user_outlasts_a_new_login(broker: Broker) -> None:
