@@ -165,6 +165,7 @@ class Gateway:
             self.journal,
             self.clients,
             retained,
+            self.authorizer,
             self.shared,
             self.counters,
             self.logbook,

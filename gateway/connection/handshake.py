@@ -31,6 +31,7 @@ from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.session import Session
+from penstock.gateway.sessions.wills import Author
 from penstock.gateway.traffic import Traffic
 from penstock.store.store import Store
 
@@ -186,7 +187,8 @@ class Handshake(Generic[C]):
         self._lifecycle.check_room(client_id, wish, expiry_s)
         self._clients.close_older(client_id)
         user, source = connection.user, connection.peer.source
-        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, user, source)
+        author = Author(*self._authorizer.author_of(connection, client_id)) if wish.will is not None else None
+        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, user, source, author)
         connection.session = session
         self._clients.enter(client_id, connection)
         self._authorizer.entered(connection, session.client_id)

@@ -35,7 +35,7 @@ from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Advance, Unrecorded
-from penstock.gateway.sessions.wills import RetainedRoom, Wills
+from penstock.gateway.sessions.wills import Author, RetainedRoom, WillJudge, WillOutcome, Wills
 from penstock.store import topics
 from penstock.store.accounts import Resource
 from penstock.store.causer import Causer
@@ -61,6 +61,9 @@ SENT_ENTRIES: Final = 4_096
 
 SOURCES_TRIED: Final = 64
 """Sources with many sessions that are looked at for one whose client is away."""
+
+UNDECIDED_MS: Final = 1_000
+"""Milliseconds until a will is looked at again of which nobody can tell whether it may be published."""
 
 WINDOW_UNKNOWN: Final = 65_535
 """The window of a session whose records don't tell it."""
@@ -96,6 +99,7 @@ class SessionLifecycle:
         journal: records the progress of connected sessions.
         clients: the connected clients by client id.
         retained: says whether a will may be retained.
+        judge: says whether a will may be published.
         shared: takes the shared deliveries that a client leaves behind.
         counters: of the gateway.
         logbook: for events that clients cause.
@@ -113,6 +117,7 @@ class SessionLifecycle:
         journal: SessionJournal,
         clients: Mapping[str, Connected],
         retained: RetainedRoom,
+        judge: WillJudge,
         shared: SharedDeliveries,
         counters: GatewayCounters,
         logbook: Logbook,
@@ -127,7 +132,7 @@ class SessionLifecycle:
         self._ledger = store.ledger
         self.sessions = sessions
         self._journal = journal
-        self._wills = Wills(store, retained)
+        self._wills = Wills(store, retained, judge)
         self._clients = clients
         self._shared = shared
         self._counters = counters
@@ -194,7 +199,15 @@ class SessionLifecycle:
     def _has_expired(self, stored: StoredSession) -> bool:
         return not stored.connected and stored.ends_ms <= self._now_for(stored)
 
-    def open(self, client_id: str, wish: Connect, expiry_s: int, user: str = "", source: str = "") -> tuple[Session, bool]:
+    def open(
+        self,
+        client_id: str,
+        wish: Connect,
+        expiry_s: int,
+        user: str = "",
+        source: str = "",
+        author: Author | None = None,
+    ) -> tuple[Session, bool]:
         """Return the session of a client that connects, and whether it existed before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
 
         The subscriptions of a session that existed before are restored by `ClientSubscriptions.restore`.
@@ -205,17 +218,22 @@ class SessionLifecycle:
             expiry_s: the session expiry interval granted, in seconds.
             user: the client's user name if something vouches for it; otherwise empty. A session of another user ends.
             source: where the client connects from: see `source_of`.
+            author: who leaves the will of the CONNECT, if it has one; None to go by user and client id alone.
 
         Raises:
             ConnectRefused: the disk has no room; or the client's user or source has too many sessions; or `mqtt.sessions_max`
-                sessions are stored and none may be ended.
+                sessions are stored and none may be ended; or nobody can tell yet whether the will of a session that has to end
+                may be published.
         """
         try:
-            return self._open(client_id, wish, expiry_s, user, self._ledger.with_tenant(Causer.of(user, source, client_id)))
+            causer = self._ledger.with_tenant(Causer.of(user, source, client_id))
+            return self._open(client_id, wish, expiry_s, user, causer, author)
         except DiskFull as error:
             raise _refusal(error) from error
 
-    def _open(self, client_id: str, wish: Connect, expiry_s: int, user: str, causer: Causer) -> tuple[Session, bool]:
+    def _open(
+        self, client_id: str, wish: Connect, expiry_s: int, user: str, causer: Causer, author: Author | None
+    ) -> tuple[Session, bool]:
         window = min(wish.receive_max, self._inflight_max)
         stored = self.sessions.get(client_id)
         if stored is not None and stored.connected:
@@ -229,14 +247,14 @@ class SessionLifecycle:
                 self._end(stored, has_expired=has_expired, at_once=True)
                 stored = None
             elif stored.will is not None and stored.will.due_ms <= now_ms:
-                self._wills.publish(stored)
+                self._publish_at_once(stored)
         is_present = stored is not None
         if not is_present:
             if not expiry_s and wish.will is None:
                 return Session(client_id, window, user=user, causer=causer), False
             self._make_room(causer)
         kind = Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED
-        self._record_connected(kind, client_id, expiry_s, window, wish.will, user, causer)
+        self._record_connected(kind, client_id, expiry_s, window, wish.will, user, causer, author)
         stored = self.sessions.get(client_id)
         assert stored is not None, client_id
         session = Session(client_id, window, stored, user, causer)
@@ -249,6 +267,11 @@ class SessionLifecycle:
             session.unrecorded = Unrecorded()
             session.unrecorded.reset(session.inflight.slots)
         return session, is_present
+
+    def _publish_at_once(self, stored: StoredSession) -> None:
+        """Publish a will that another one will replace. Raises ConnectRefused if nobody can tell yet whether it may be."""
+        if self._wills.publish(stored) is WillOutcome.UNDECIDED:
+            raise _undecided()
 
     def _make_room(self, causer: Causer) -> None:
         """Make sure that a causer may have one more session.
@@ -297,14 +320,24 @@ class SessionLifecycle:
         return ledger.held_by(other, Resource.SESSIONS) > ledger.held_by(own[0].account, Resource.SESSIONS)
 
     def _record_connected(
-        self, kind: Kind, client_id: str, expiry_s: int, window: int, will: Will | None, user: str, causer: Causer
+        self,
+        kind: Kind,
+        client_id: str,
+        expiry_s: int,
+        window: int,
+        will: Will | None,
+        user: str,
+        causer: Causer,
+        author: Author | None,
     ) -> None:
         row: dict[str, object] = {"expiry_s": expiry_s, "window": window, "by": causer.row()}
         if user:
             row["user"] = user
         body = b""
         if will is not None:
-            row["will"] = {"topic": will.topic, "qos": will.qos, "retain": will.retain, "delay_s": will.delay_s}
+            stated = {"topic": will.topic, "qos": will.qos, "retain": will.retain, "delay_s": will.delay_s}
+            of = author.row() if author is not None else {}
+            row["will"] = {**stated, "of": of} if of else stated
             body = write_properties(will.properties) + will.body
         self._store.append(kind, topic=client_id.encode(), properties=orjson.dumps(row), body=body)
 
@@ -338,7 +371,7 @@ class SessionLifecycle:
             sent: what the record has besides, if the progress of the session could not be recorded: see `_sent_by`.
         """
         now_ms = self._store.now_ms()
-        if not expiry_s and (not has_will or self._wills.publish(stored)):
+        if not expiry_s and (not has_will or self._wills.publish(stored) is WillOutcome.ENDED):
             self._record_end(stored)
             return
         delay_s = min(stored.will.delay_s, expiry_s) if stored.will is not None else 0
@@ -429,8 +462,8 @@ class SessionLifecycle:
             if self._held and self._held.get(client_id, 0) > now_ms:
                 continue
             stored = sessions.get(client_id)
-            if stored is not None and not self._do_due(stored, now_ms):
-                return False  # The disk has no room for a will. The next turn tries again.
+            if stored is not None and self._do_due(stored, now_ms) is WillOutcome.NO_ROOM:
+                return False  # The next turn tries again.
         return False
 
     def _now_for(self, stored: StoredSession) -> int:
@@ -443,30 +476,40 @@ class SessionLifecycle:
             self._close_lost(stored)
         self._unclosed.pop(client_id, None)
 
-    def _do_due(self, stored: StoredSession, now_ms: int) -> bool:
-        """End a session or publish its will, whichever is due; return False if the disk has no room for the will."""
+    def _do_due(self, stored: StoredSession, now_ms: int) -> WillOutcome:
+        """End a session or publish its will, whichever is due; return what came of the will, if it has one."""
         present_ms = self._now_for(stored)
         if stored.ends_ms <= present_ms:
-            return self._end(stored, has_expired=True)
-        if stored.will is None or stored.will.due_ms > present_ms:
+            outcome = self._end(stored, has_expired=True)
+        elif stored.will is None or stored.will.due_ms > present_ms:
             self._held[stored.client_id] = now_ms + (stored.due_ms or 0) - present_ms
-            return True
-        return self._wills.publish(stored)
+            return WillOutcome.ENDED
+        else:
+            outcome = self._wills.publish(stored)
+        if outcome is WillOutcome.UNDECIDED:
+            self._held[stored.client_id] = now_ms + UNDECIDED_MS
+        return outcome
 
-    def _end(self, stored: StoredSession, *, has_expired: bool = False, at_once: bool = False) -> bool:
+    def _end(self, stored: StoredSession, *, has_expired: bool = False, at_once: bool = False) -> WillOutcome:
         """End a session. Its will, if it has one, is published now at the latest [MQTT-3.1.2-8].
 
-        Return False if the disk has no room for the will; then nothing has changed. With `at_once` the session ends without
-        its will in that case.
+        Return what came of the will. If that has not ended, nothing has changed. With `at_once` the session ends without its
+        will if the disk has no room.
+
+        Raises:
+            ConnectRefused: with `at_once`, nobody can tell yet whether the will may be published. Nothing has changed.
         """
-        if stored.will is not None and not self._wills.publish(stored):
+        outcome = self._wills.publish(stored) if stored.will is not None else WillOutcome.ENDED
+        if outcome is not WillOutcome.ENDED:
             if not at_once:
-                return False
+                return outcome
+            if outcome is WillOutcome.UNDECIDED:
+                raise _undecided()
             self._counters.wills_dropped += 1
             logger.warning("will.dropped", client=stored.client_id, why=self._store.space.why())
         self._counters.sessions_expired += has_expired and stored.expiry_s > 0
         self._record_end(stored)
-        return True
+        return WillOutcome.ENDED
 
     def _record_end(self, stored: StoredSession) -> None:
         self._held.pop(stored.client_id, None)
@@ -520,6 +563,14 @@ def _at_qos_0(stored: StoredSession) -> list[StoredSubscription]:
 def _is_others(owner: str, user: str) -> bool:
     """Return whether a session belongs to somebody else than this user. What no user owns is open to everybody."""
     return owner not in ("", user)
+
+
+def _undecided() -> ConnectRefused:
+    return ConnectRefused(
+        "Nobody can tell yet whether the will of an earlier session may be published. The client may try again.",
+        ConnectCode.SERVER_UNAVAILABLE,
+        ReasonCode.SERVER_BUSY,
+    )
 
 
 def _refusal(error: StoreError) -> ConnectRefused:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 import structlog
 
+from penstock.access.subject import Subject
 from penstock.gateway.protocol.connect import Will
 from penstock.gateway.protocol.message import to_stored
 from penstock.gateway.protocol.packets import NO_LOCAL, WILL
 from penstock.gateway.protocol.properties import read_properties
-from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
+from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.properties import encode_properties
@@ -29,30 +32,76 @@ class RetainedRoom(Protocol):
         ...
 
 
+class WillJudge(Protocol):
+    """The access control of a node, as far as wills need it."""
+
+    def may_publish_will(self, author: Subject, proof: str, topic: str, /) -> bool | None:
+        """Return whether the will of a client that has gone may be published now; None if nobody can tell yet."""
+        ...
+
+
+class Author(NamedTuple):
+    """Who leaves a will, as access control goes by it."""
+
+    subject: Subject
+    proof: str = ""
+    """See `ProvenIdentity.proof`."""
+
+    def row(self) -> dict[str, object]:
+        """Return what the record of a will states of its author besides client id and user name."""
+        subject = self.subject
+        stated = {"roles": sorted(subject.roles), "address": subject.address, "proof": self.proof}
+        return {name: value for name, value in stated.items() if value}
+
+    @classmethod
+    def from_row(cls, client_id: str, user: str, row: Mapping[str, Any]) -> Author:
+        """Return the author of a recorded will."""
+        return cls(Subject(user, frozenset(row.get("roles", ())), client_id, row.get("address", "")), row.get("proof", ""))
+
+
+class WillOutcome(Enum):
+    """What came of an attempt to publish a will."""
+
+    ENDED = auto()
+    """It is published, or discarded for good."""
+    NO_ROOM = auto()
+    """The disk has no room for the message. Nothing has changed."""
+    UNDECIDED = auto()
+    """Nobody can tell yet whether it may be published. Nothing has changed."""
+
+
 class Wills:
     """The wills of a node's sessions. A will is in the record with which its connection began.
 
     Parameters:
         store: has these records, and takes the messages.
         retained: says whether one more message may be retained.
+        judge: says whether a will may be published.
     """
 
-    def __init__(self, store: Store, retained: RetainedRoom) -> None:
+    def __init__(self, store: Store, retained: RetainedRoom, judge: WillJudge) -> None:
         self._store = store
         self._retained = retained
+        self._judge = judge
 
-    def publish(self, stored: StoredSession) -> bool:
+    def publish(self, stored: StoredSession) -> WillOutcome:
         """Publish the will of a session once [MQTT-3.1.2-8]: the message's own record says that the will is published.
 
-        Return False if the disk has no room for the message; then nothing has changed. A will that can't be published for
-        another reason is discarded, and the reason is logged.
+        A will that may not be published, or can't be for another reason than the room on the disk, is discarded, and the
+        reason is logged.
         """
         assert stored.will is not None, stored.client_id
         store = self._store
         try:
-            found = self._read(stored.will)
+            found = self._read(stored)
             if found is not None:
-                will, causer = found
+                will, causer, author = found
+                is_allowed = self._judge.may_publish_will(author.subject, author.proof, will.topic)
+                if is_allowed is None:
+                    return WillOutcome.UNDECIDED
+                if not is_allowed:
+                    logger.warning("will.refused", client=stored.client_id, why="a ban, the rules or a reload deny it")
+                    return self._discard(stored)
                 topic = will.topic.encode()
                 route = store.router.route(topic, causer)
                 is_retained = will.retain and will.body
@@ -66,22 +115,26 @@ class Wills:
                 if is_retained:
                     self._retained.admit(topic, record_bytes(topic, will.body, encoded), causer)
                 store.append_message(route, will.body, encoded, flags)
-                return True
+                return WillOutcome.ENDED
         except DiskFull:
-            return False
+            return WillOutcome.NO_ROOM
         except StoreError as error:
             logger.warning("will.refused", client=stored.client_id, why=str(error))
+        return self._discard(stored)
+
+    def _discard(self, stored: StoredSession) -> WillOutcome:
         if not stored.connected:
             row = {"ends_ms": stored.ends_ms, "will_due_ms": 0}
-            store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
-        return True
+            self._store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
+        return WillOutcome.ENDED
 
-    def _read(self, stored: StoredWill) -> tuple[Will, Causer] | None:
-        """Return a will, and the client that has left it; None if its record can't be read, which the store logs."""
-        position = stored.position
+    def _read(self, stored: StoredSession) -> tuple[Will, Causer, Author] | None:
+        """Return the will of a session, and who has left it; None if its record can't be read, which the store logs."""
+        assert stored.will is not None, stored.client_id
+        position = stored.will.position
         if position >= self._store.log.written:
             self._store.commit()
-        data = self._store.read_intact(position, stored.size)
+        data = self._store.read_intact(position, stored.will.size)
         if data is None:
             return None
         record = decode(data, position=position, verify=False)
@@ -89,4 +142,5 @@ class Wills:
         row = connected["will"]
         properties, at = read_properties(record.body, 0, WILL)
         will = Will(row["topic"], record.body[at:], row["qos"], row["retain"], row["delay_s"], properties)
-        return will, Causer.from_row(connected.get("by"))
+        author = Author.from_row(stored.client_id, connected.get("user", ""), row.get("of", {}))
+        return will, Causer.from_row(connected.get("by")), author
