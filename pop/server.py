@@ -101,7 +101,10 @@ class PopServer:
         self.refusals = Refusals()
         """Tells callers that their calls are refused."""
         rules = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, TIMER_RULES, ROCKETMQ_RULES)
+        self._access = access
         self._guard = CallGuard(access, rules) if access is not None else None
+        if access is not None and rocketmq is not None:
+            access.on_change.append(self._renew_rights)
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
         self._watching: asyncio.TimerHandle | None = None
@@ -151,6 +154,11 @@ class PopServer:
             for method in about_health.methods
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods),))
+
+    def _renew_rights(self) -> None:
+        """Let the clients of RocketMQ go by the rules that are in force now."""
+        if self._rocketmq is not None and self._access is not None and self._access.policy is not None:
+            self._rocketmq.clients.renew_rights(self._access.policy)
 
     def _guarded(self, full_name: str, handler: Any) -> Any:
         guarded = self._guard.guarded(full_name, handler) if self._guard is not None else handler

@@ -122,7 +122,7 @@ class AccessPolicy:
 
     def rights_of(self, subject: Subject) -> Rights:
         """Return what a subject may do, with the roles that this policy gives its user."""
-        return Rights(self.rules, self.with_roles(subject), allows_unmatched=self._allows_unmatched)
+        return Rights(self.rules, self.with_roles(subject), subject, allows_unmatched=self._allows_unmatched)
 
     def with_roles(self, subject: Subject) -> Subject:
         """Return a subject with the roles that this policy gives its user besides its own."""

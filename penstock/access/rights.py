@@ -58,13 +58,15 @@ class Rights:
     Parameters:
         rules: of the access file.
         subject: who acts.
+        stated: the subject without the roles that the access file gives it, for which other rules make other rights.
         allows_unmatched: what no rule applies to is allowed.
     """
 
-    __slots__ = ("_allowing", "_allows_unmatched", "_denying", "_groups", "_of_groups", "_rules", "_texts", "subject")
+    __slots__ = ("_allowing", "_allows_unmatched", "_denying", "_groups", "_of_groups", "_rules", "_texts", "stated", "subject")
 
-    def __init__(self, rules: RuleSet, subject: Subject, *, allows_unmatched: bool) -> None:
+    def __init__(self, rules: RuleSet, subject: Subject, stated: Subject, *, allows_unmatched: bool) -> None:
         self.subject = subject
+        self.stated = stated
         self._rules = rules.rules
         self._allows_unmatched = allows_unmatched
         self._texts = Texts(subject)

@@ -98,6 +98,25 @@ def trace_of_call() -> dict[str, str]:
     return found
 
 
+class GuardedCall:
+    """What the guard looks at again when access control changes, as long as a call goes on.
+
+    Parameters:
+        needs: the actions that the call needs, each with the topic, filter or group that it is about.
+    """
+
+    __slots__ = ("needs", "rights")
+
+    def __init__(self, needs: Iterable[tuple[str, str]] = ()) -> None:
+        self.needs: dict[tuple[str, str], None] = dict.fromkeys(needs)
+        self.rights: Rights | None = None
+        """What the caller may do since access control has changed; None if it has not, or where access is not restricted."""
+
+
+GUARDED: ContextVar[GuardedCall | None] = ContextVar("guarded", default=None)
+"""The call that is being served; None where access is not controlled."""
+
+
 class AccessDenied(PopError):
     """Raised for a call that is not allowed.
 
@@ -123,6 +142,20 @@ def check_permitted(action: str, name: str) -> None:
         check_rights(rights, action, name)
 
 
+def check_permitted_throughout(action: str, name: str) -> None:
+    """Check that the caller may perform an action, now and as long as the present call goes on.
+
+    A call that waits, and whose needs its request does not tell, calls this for each of them before it waits.
+
+    Raises:
+        AccessDenied: the caller may not.
+    """
+    check_permitted(action, name)
+    call = GUARDED.get()
+    if call is not None:
+        call.needs[action, name] = None
+
+
 def check_sender(store: Store, position: int, size: int | None) -> None:
     """Check that the caller may send to the topic of a stored message, whose end the caller wants to decide.
 
@@ -136,11 +169,29 @@ def check_sender(store: Store, position: int, size: int | None) -> None:
     """
     if CALLER.get() is None or size is None:
         return
+    topic = _topic_of(store, position, size)
+    if topic is None:
+        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, "the message can't be read, so its topic is not known")
+    check_permitted(SEND, topic)
+
+
+def may_send_now(store: Store, position: int, size: int) -> bool:
+    """Return whether the caller may send to the topic of a stored message, by the rules as they are now.
+
+    They may have changed since the call began. The arguments are those of `check_sender`.
+    """
+    call = GUARDED.get()
+    rights = call.rights if call is not None and call.rights is not None else CALLER.get()
+    if rights is None:
+        return True
+    topic = _topic_of(store, position, size)
+    return topic is not None and rights.may(SEND, topic)
+
+
+def _topic_of(store: Store, position: int, size: int) -> str | None:
     store.commit()  # the message may have been stored in this turn
     data = store.read_intact(position, size)
-    if data is None:
-        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, "the message can't be read, so its topic is not known")
-    check_permitted(SEND, decode(data, position=position, verify=False).topic.decode())
+    return decode(data, position=position, verify=False).topic.decode() if data is not None else None
 
 
 def check_rights(rights: Rights, action: str, name: str) -> None:

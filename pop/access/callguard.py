@@ -6,6 +6,7 @@ The guard wraps the methods of the services. An interceptor of gRPC would do the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -18,7 +19,7 @@ from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInval
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
-from penstock.pop.access.caller import CALLER, AccessDenied, address_of, check_rights
+from penstock.pop.access.caller import CALLER, GUARDED, AccessDenied, GuardedCall, address_of, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.errors import PopError
@@ -115,11 +116,12 @@ class CallGuard:
     def _unary_unary(self, serve: Any, method: _Method) -> Any:
         async def checked(request: Any, context: Context) -> Any:
             try:
-                needed = self._needs(method, request)
-                ends_ms = self._check(context, method, needed)
+                guarded = GuardedCall(self._needs(method, request))
+                GUARDED.set(guarded)
+                ends_ms = self._check(context, method, guarded.needs)
                 if method.is_change:
                     self._note_change(context, method, request)
-                call = LiveCall(lambda: self._check(context, method, needed), lambda: self._subject(context))
+                call = LiveCall(lambda: self._check_again(context, method, guarded), lambda: self._subject(context))
                 return await self._live.run(call, serve(request, context), self._seconds_to(ends_ms))
             except PopError as error:
                 raise method.refuse(error) from error
@@ -129,9 +131,10 @@ class CallGuard:
     def _unary_stream(self, serve: Any, method: _Method) -> Any:
         async def checked(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                needed = self._needs(method, request)
-                ends_ms = self._check(context, method, needed)
-                call = LiveCall(lambda: self._check(context, method, needed), lambda: self._subject(context))
+                guarded = GuardedCall(self._needs(method, request))
+                GUARDED.set(guarded)
+                ends_ms = self._check(context, method, guarded.needs)
+                call = LiveCall(lambda: self._check_again(context, method, guarded), lambda: self._subject(context))
                 async for response in self._live.serve(call, serve(request, context), self._seconds_to(ends_ms)):
                     yield response
             except PopError as error:
@@ -141,14 +144,15 @@ class CallGuard:
 
     def _stream_stream(self, serve: Any, method: _Method) -> Any:
         async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            needed: dict[Need, None] = {}
-            call = LiveCall(lambda: self._check(context, method, needed), lambda: self._subject(context))
+            guarded = GuardedCall()
+            GUARDED.set(guarded)
+            call = LiveCall(lambda: self._check_again(context, method, guarded), lambda: self._subject(context))
 
             async def permitted() -> AsyncIterator[Any]:
                 async for request in requests:
                     found = self._needs(method, request)
                     self._check(context, method, found)
-                    needed.update(dict.fromkeys(found))
+                    guarded.needs.update(dict.fromkeys(found))
                     yield request
 
             try:
@@ -211,6 +215,18 @@ class CallGuard:
                 self._access.audit.note("denied", subject, over="grpc", method=method.name, action=action, name=name)
             check_rights(rights, action, name)
         return identity.expires_ms
+
+    def _check_again(self, context: Context, method: _Method, call: GuardedCall) -> None:
+        """Check a call that goes on as `_check` does, and note what its caller may do now.
+
+        That happens in a context of its own, because the present one is that of whoever has changed access control.
+        """
+
+        def check() -> Rights | None:
+            self._check(context, method, call.needs)
+            return CALLER.get()
+
+        call.rights = copy_context().run(check)
 
     def _subject(self, context: Context) -> Subject:
         """Return who calls, as bans and operators name callers. Raises AccessDenied if nobody can tell now."""

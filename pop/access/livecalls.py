@@ -120,6 +120,10 @@ def _waiting(call: LiveCall) -> Iterator[None]:
     task = call.waiting = asyncio.current_task()
     try:
         yield
+        if call.denied is not None:  # `asyncio.wait_for` may have kept the cancellation to itself
+            if task is not None and task.cancelling():
+                task.uncancel()
+            raise call.denied
     except asyncio.CancelledError:
         if call.denied is None:
             raise

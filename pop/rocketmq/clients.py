@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.access.actions import SEND
+from penstock.access.policy import AccessPolicy
 from penstock.access.rights import Rights
 from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.status import Code, Refused
@@ -72,7 +73,7 @@ class ConnectedClient:
         self.agent: Agent | None = None
         """The client's library; None before the first call, which a restored client has not made yet."""
         self.rights: Rights | None = None
-        """What the client might do at its last call; None where access is not restricted."""
+        """What the client that made the last call may do; None where access is not restricted."""
         self.heard_ms = heard_ms
         self.client_type = 0
         """Type from the client's heartbeats and settings; 0 before the first of them."""
@@ -141,6 +142,12 @@ class ConnectedClients:
         """Give all clients `ms` more time, because the node did not listen for as long."""
         for client in self._clients.values():
             client.heard_ms += ms
+
+    def renew_rights(self, policy: AccessPolicy) -> None:
+        """Let all clients go by other rules from now on."""
+        for client in self._clients.values():
+            if client.rights is not None:
+                client.rights = policy.rights_of(client.rights.stated)
 
     def add_publisher(self, client: ConnectedClient, topic: str) -> None:
         """Note that the node may ask a client about half messages of a topic."""

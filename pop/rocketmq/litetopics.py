@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.pop.access.caller import causer_of_call
+from penstock.access.actions import POP
+from penstock.pop.access.caller import causer_of_call, check_permitted_throughout
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.poll import PopResult
@@ -86,10 +87,17 @@ class LiteTopics:
     async def poll(
         self, client: ConnectedClient, name: str, parent: str, count: int, invisible_ms: int, wait_ms: int, attempt_id: str
     ) -> PopResult | None:
-        """Return up to `count` messages of one of the client's lite topics, or None. Each poll starts at another lite topic."""
+        """Return up to `count` messages of one of the client's lite topics, or None. Each poll starts at another lite topic.
+
+        Raises:
+            AccessDenied: the caller may not read one of the lite topics.
+            Overloaded: as `PopCore.long_poll`.
+        """
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + wait_ms / 1000
         while True:
+            for lite_filter in client.lite.get((name, parent), ()):  # They may have changed since the last slice.
+                check_permitted_throughout(POP, lite_filter)
             groups = self._subscriptions.groups_of(client, name, parent)
             remaining_ms = max(int((ends_s - loop.time()) * 1000), 0)
             if groups:

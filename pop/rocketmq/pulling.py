@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 from penstock.access.actions import POP
-from penstock.pop.access.caller import causer_of_call, check_permitted
+from penstock.pop.access.caller import causer_of_call, check_permitted, check_permitted_throughout
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.checkpoint import FROM_QUEUE, Entry
@@ -222,7 +222,7 @@ class PullConsumers:
     def _group(self, request: Any) -> ConsumerGroup:
         """Return the group of a request. Raises Refused, AccessDenied, and what `Groups.get_or_create` raises."""
         name, topic_filter = group_of(request.group), filter_of(request.message_queue.topic)
-        check_permitted(POP, topic_filter)
+        check_permitted_throughout(POP, topic_filter)
         return self._groups.get_or_create(name, topic_filter, causer=causer_of_call())
 
     def _check_offset(self, queue: LightQueue, offset: int) -> None:

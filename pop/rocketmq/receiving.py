@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.access.actions import POP
-from penstock.pop.access.caller import causer_of_call, check_permitted
+from penstock.pop.access.caller import causer_of_call, check_permitted_throughout
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
@@ -121,12 +121,10 @@ class MessageReceiver:
         asked_ms = self._invisible_ms(request)
         wanted = expression_of(request.filter_expression)
         if self._lite.serves(client, name, topic_filter):
-            for lite_filter in client.lite.get((name, topic_filter), ()):
-                check_permitted(POP, lite_filter)
             invisible_ms = asked_ms or self._options.invisible_ms_default
             popped = await self._lite.poll(client, name, topic_filter, count, invisible_ms, wait_ms, attempt_id)
             return popped, topic_filter
-        check_permitted(POP, topic_filter)
+        check_permitted_throughout(POP, topic_filter)
         group = self._group(client, name, topic_filter, wanted)
         invisible_ms = asked_ms or group.invisible_ms
         caller = causer_of_call()

@@ -689,6 +689,86 @@ async def test_a_caller_that_signs_has_the_rights_of_the_access_file(guarded: No
     assert guarded.store.messages_stored == 1
 
 
+OTHERS = pb.MessageQueue(topic=named("hr/#"))
+NOT_READABLE: list[tuple[str, Any]] = [
+    ("ReceiveMessage", receive_request(topic="hr/#", wait_ms=0)),
+    ("ReceiveMessage", receive_request(topic="#", wait_ms=0)),
+    ("PullMessage", service_pb.PullMessageRequest(group=named(GROUP), message_queue=OTHERS, batch_size=1)),
+    ("QueryOffset", service_pb.QueryOffsetRequest(message_queue=OTHERS, query_offset_policy=pb.QueryOffsetPolicy.END)),
+    ("GetOffset", service_pb.GetOffsetRequest(group=named(GROUP), message_queue=OTHERS)),
+    ("UpdateOffset", service_pb.UpdateOffsetRequest(group=named(GROUP), message_queue=OTHERS)),
+    (
+        "SyncLiteSubscription",
+        service_pb.SyncLiteSubscriptionRequest(
+            action=pb.LiteSubscriptionAction.PARTIAL_ADD, topic=named("hr"), group=named(GROUP), lite_topic_set=["1"]
+        ),
+    ),
+]
+
+
+async def code_of(caller: Caller, method: str, request: Any) -> int:
+    """Return the status code of the first response to a request."""
+    if SERVICE.methods_by_name[method].server_streaming:
+        return int((await anext(aiter(caller.stream(method, request)))).status.code)
+    return int((await caller.call(method, request)).status.code)
+
+
+@pytest.mark.parametrize(("method", "request_"), NOT_READABLE, ids=[f"{n}-{name}" for n, (name, _) in enumerate(NOT_READABLE)])
+async def test_a_group_gives_nobody_the_topics_that_the_caller_may_not_read(guarded: Node, method: str, request_: Any) -> None:
+    guarded.publish(b"secret", topic="hr/1")
+    guarded.create("operators", "hr/#")
+    async with grpc.aio.insecure_channel(guarded.target) as channel:
+        assert await code_of(Caller(channel, "c1", *signature()), method, request_) == Code.FORBIDDEN
+    assert [group.name for group in guarded.core.groups] == ["operators"]
+
+
+async def test_only_who_may_send_to_its_topic_recalls_a_message_or_ends_a_transaction(guarded: Node) -> None:
+    async with grpc.aio.insecure_channel(guarded.target) as channel:
+        sender, other = Caller(channel, "c1", *signature()), Caller(channel, "c2", *signature("other", "0ther"))
+        later = {"seconds": guarded.store.now_ms() // 1000 + 600}
+        sent = await sender.send(outgoing(kind=TYPE.DELAY, delivery_timestamp=later))
+        recall = service_pb.RecallMessageRequest(topic=named(TOPIC), recall_handle=sent.entries[0].recall_handle)
+        sent = await sender.send(outgoing(kind=TYPE.TRANSACTION))
+        end = service_pb.EndTransactionRequest(
+            topic=named(TOPIC),
+            message_id=sent.entries[0].message_id,
+            transaction_id=sent.entries[0].transaction_id,
+            resolution=pb.TransactionResolution.COMMIT,
+        )
+        for method, request in (("RecallMessage", recall), ("EndTransaction", end)):
+            for caller, code in ((other, Code.FORBIDDEN), (sender, Code.OK)):
+                assert await code_of(caller, method, request) == code, method
+
+
+PULL = service_pb.PullMessageRequest(group=named(GROUP), message_queue=pb.MessageQueue(topic=named("plant/#")), batch_size=1)
+PULL.long_polling_timeout.FromMilliseconds(60_000)
+WAITING: dict[str, tuple[str, Any]] = {
+    "receive": ("ReceiveMessage", receive_request(topic="plant/#", wait_ms=60_000)),
+    "receive-lite": ("ReceiveMessage", receive_request(topic="plant", wait_ms=60_000)),
+    "pull": ("PullMessage", PULL),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+async def test_a_call_that_waits_ends_when_its_caller_may_no_longer_read(guarded: Node, tmp_path: Path, name: str) -> None:
+    method, request = WAITING[name]
+    async with grpc.aio.insecure_channel(guarded.target) as channel:
+        caller = Caller(channel, "c1", *signature())
+        if name == "receive-lite":
+            lite = service_pb.SyncLiteSubscriptionRequest(
+                action=pb.LiteSubscriptionAction.PARTIAL_ADD, topic=named("plant"), group=named(GROUP), lite_topic_set=["1"]
+            )
+            assert await code_of(caller, "SyncLiteSubscription", lite) == Code.OK
+        waiting = asyncio.create_task(code_of(caller, method, request))
+        groups = guarded.core.groups
+        await guarded.until(lambda: any(group.polls or len(group.queue.watchers) == 2 for group in groups))
+        (tmp_path / "access.toml").write_text(FILE.replace('read = ["plant/#"]', 'read = ["other/#"]'))
+        guarded.access.reload("a test")
+        guarded.publish(b"secret", topic="plant/1")
+        assert await asyncio.wait_for(waiting, 10) == Code.FORBIDDEN
+        assert not any(group.polls for group in groups)
+
+
 async def test_a_producer_that_may_no_longer_send_is_shown_no_half_message(guarded: Node, tmp_path: Path) -> None:
     async with grpc.aio.insecure_channel(guarded.target) as channel:
         caller = Caller(channel, "c1", *signature())
@@ -701,7 +781,6 @@ async def test_a_producer_that_may_no_longer_send_is_shown_no_half_message(guard
         assert clients.publisher_of(TOPIC, 0) is not None
         (tmp_path / "access.toml").write_text(FILE.replace('write = ["plant/#"]', "write = []"))
         guarded.access.reload("a test")
-        await caller.call("Heartbeat", service_pb.HeartbeatRequest(client_type=TYPES.PRODUCER))
         assert clients.publisher_of(TOPIC, 0) is None
         stream.cancel()
 
