@@ -36,7 +36,7 @@ from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, ScheduleCollector, StoreCollector
 from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
-from penstock.node.privacy import keep_private
+from penstock.node.privacy import keep_private, warn_of_open_files
 from penstock.node.state import state_of
 from penstock.node.timers import timers_of
 from penstock.pop.grpc.groupservicer import GroupServicer
@@ -91,6 +91,7 @@ class Node:
         self._exporter = SpanExporter(self._traces, __version__) if self._traces is not None else None
         make_directory(SYSTEM_FILES, config.data_dir)
         keep_private(config.data_dir)
+        warn_of_open_files(config)
         self._lock = DataDirLock(config.data_dir)
         try:
             self.access = AccessControl(config.access, config.data_dir, lambda: self.store.now_ms())
@@ -263,6 +264,7 @@ class Node:
         Raises:
             AccessInvalid: a file of access control is not valid. The old rules, users and keys stay in force.
         """
+        warn_of_open_files(self.config)
         self.gateway.listeners.reload()
         self._admin.reload()
         self._pop_server.reload()

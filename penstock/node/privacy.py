@@ -1,11 +1,14 @@
-"""Who may enter the data directory: its user, and a group if the operator lets it."""
+"""Who may enter the data directory, and read the files with secrets: their user, and a group if the operator lets it."""
 
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
+
+from penstock.node.config import Config
 
 logger = structlog.get_logger("node")
 
@@ -26,3 +29,32 @@ def keep_private(directory: Path) -> None:
         logger.warning("data_dir.open_to_others", path=str(directory), mode=f"{mode:04o}", error=str(error))
     else:
         logger.info("data_dir.made_private", path=str(directory), before=f"{mode:04o}", now=f"{mode & ~_OTHERS:04o}")
+
+
+def warn_of_open_files(config: Config) -> None:
+    """Log which files of secrets others may read, and which files that decide who may come in others may change.
+
+    The node does not change them, because other programs may need them as they are. A file that is not there is left out: who
+    reads it says so.
+    """
+    for path, is_secret in _files(config):
+        try:
+            mode = stat.S_IMODE(Path(path).stat().st_mode)
+        except OSError:
+            continue
+        if mode & stat.S_IWOTH:
+            logger.warning("file.open_to_others", path=path, mode=f"{mode:04o}", why="others may change it; chmod o-rwx")
+        elif is_secret and mode & stat.S_IROTH:
+            logger.warning("file.open_to_others", path=path, mode=f"{mode:04o}", why="others may read it; chmod o-rwx")
+
+
+def _files(config: Config) -> Iterator[tuple[str, bool]]:
+    """Yield the paths of the files that decide who may come in, each with whether it has secrets."""
+    access, mqtt, pop, admin = config.access, config.mqtt, config.pop, config.admin
+    tokens = access.jwt
+    secrets = [access.file, access.password_file, pop.tls_key_file, admin.key, *(each.key for each in mqtt.listeners)]
+    others = [tokens.jwks_file, pop.tls_certificate_file, pop.tls_client_ca_file, admin.certificate, admin.client_ca]
+    others += [path for each in mqtt.listeners for path in (each.certificate, each.client_ca)]
+    (secrets if tokens.is_symmetric else others).append(tokens.key_file)
+    for paths, is_secret in ((secrets, True), (others, False)):
+        yield from ((path, is_secret) for path in dict.fromkeys(paths) if path)

@@ -29,6 +29,7 @@ groups = ["*"]
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     (tmp_path / "access.toml").write_text(RULES)
+    (tmp_path / "access.toml").chmod(0o600)  # otherwise the log, which the commands here share, warns of it
     broker = await Broker(tmp_path / "data", {"access_file": str(tmp_path / "access.toml")}).start()
     yield broker
     await broker.stop()
