@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 
@@ -36,6 +37,9 @@ from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import Ticker
 
 logger = structlog.get_logger("pop")
+
+SCANNED_MAX = 256
+"""Half messages that a poll looks at without a break, if it may not have them."""
 
 ENDED_REMEMBERED = 100_000
 """Ended transactions whose outcome is remembered. A second call that ends an older one gets the answer "unknown"."""
@@ -197,47 +201,72 @@ class Transactions:
                     if not poll.done():
                         poll.set_result(None)
 
-    async def poll(self, producer: str, halves_max: int, wait_ms: int) -> list[HalfMessage]:
+    async def poll(
+        self, producer: str, halves_max: int, wait_ms: int, may_have: Callable[[HalfMessage], bool] = lambda _: True
+    ) -> list[HalfMessage]:
         """Return up to `halves_max` half messages of a producer whose outcome is asked for; wait up to `wait_ms` for the first.
 
-        Each question goes to one poll. If the producer doesn't answer, the question comes again at the next check.
+        Each question goes to one poll that may have it. If the producer doesn't answer, the question comes again at the next
+        check.
 
         Raises:
             Overloaded: `pop.waiters_max` polls are waiting already.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000
-        while not (found := self.take_asked(producer, halves_max)):
-            left_s = deadline_s - loop.time()
-            if left_s <= 0:
-                return []
-            if self.waiting >= self._options.waiters_max:
-                raise Overloaded(f"{self.waiting} polls are waiting on this node, which is the limit: see pop.waiters_max")
+        while True:
             arrived: asyncio.Future[None] = loop.create_future()
             self._polls.setdefault(producer, []).append(arrived)
-            self.waiting += 1
             try:
-                await asyncio.wait((arrived,), timeout=left_s)
+                found = await self._take_round(producer, halves_max, may_have)
+                left_s = deadline_s - loop.time()
+                if found or left_s <= 0:
+                    return found
+                if self.waiting >= self._options.waiters_max:
+                    raise Overloaded(f"{self.waiting} polls are waiting on this node, which is the limit: see pop.waiters_max")
+                await self._wait(arrived, left_s)
             finally:
-                self.waiting -= 1
                 if not arrived.done():
                     self._polls[producer].remove(arrived)
                     if not self._polls[producer]:
                         del self._polls[producer]
-        return found
 
-    def take_asked(self, producer: str, halves_max: int) -> list[HalfMessage]:
-        """Return up to `halves_max` half messages of a producer whose outcome is asked for. Each is returned once a check."""
+    async def _wait(self, arrived: asyncio.Future[None], seconds: float) -> None:
+        self.waiting += 1
+        try:
+            await asyncio.wait((arrived,), timeout=seconds)
+        finally:
+            self.waiting -= 1
+
+    async def _take_round(self, producer: str, halves_max: int, may_have: Callable[[HalfMessage], bool]) -> list[HalfMessage]:
+        """Do what `take_asked` does, until something is found or all were looked at once."""
+        for done in range(0, len(self._asked.get(producer, ())), SCANNED_MAX):
+            if done:
+                await asyncio.sleep(0)  # so that the others are served meanwhile
+            if found := self.take_asked(producer, halves_max, may_have):
+                return found
+        return []
+
+    def take_asked(
+        self, producer: str, halves_max: int, may_have: Callable[[HalfMessage], bool] = lambda _: True
+    ) -> list[HalfMessage]:
+        """Return up to `halves_max` half messages of a producer whose outcome is asked for. Each is returned once a check.
+
+        At most `SCANNED_MAX` are looked at. Those that the caller may not have go to the end.
+        """
         asked = self._asked.get(producer)
         found: list[HalfMessage] = []
-        while asked and len(found) < halves_max:
-            position = next(iter(asked))
-            del asked[position]
+        for position in list(islice(asked or (), SCANNED_MAX)):
+            if asked is None or len(found) == halves_max:
+                break
+            asked.pop(position, None)
             half = self._pending.get(position)
-            if half is not None:
+            if half is not None and may_have(half):
                 found.append(half)
+            elif half is not None:
+                asked[position] = None
         if asked is not None and not asked:
-            del self._asked[producer]
+            self._asked.pop(producer, None)
         return found
 
     # --- the part of the store --------------------------------------------------------------------------------------

@@ -37,6 +37,12 @@ def _admin(request: Any) -> Iterator[Need]:
     yield ADMIN, request.group
 
 
+def _create_group(request: Any) -> Iterator[Need]:
+    # The description of a group tells how many messages its filter matches, and how old they are.
+    yield ADMIN, request.group
+    yield POP, request.filter
+
+
 def _admin_all(_request: Any) -> Iterator[Need]:
     yield ADMIN, ""
 
@@ -53,7 +59,7 @@ POP_RULES = ServiceRules(
         # These check by themselves that the caller may send to the topics of the messages.
         "Recall": no_needs,
         "EndTransactions": no_needs,
-        "PollTransactions": _admin_all,
+        "PollTransactions": no_needs,
         "ListTransactions": _admin_all,
     },
     refuse_by_status,
@@ -63,7 +69,7 @@ POP_RULES = ServiceRules(
 GROUP_RULES = ServiceRules(
     "/penstock.pop.v1.GroupService/",
     {
-        "CreateGroup": _admin,
+        "CreateGroup": _create_group,
         "UpdateGroup": _admin,
         "DescribeGroups": _admin,
         "DeleteGroup": _admin,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from penstock.pop.access.caller import check_sender
+from penstock.pop.access.caller import check_sender, may_send_now
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
 from penstock.pop.core.transactions import HalfMessage, Transactions
@@ -72,7 +72,7 @@ class TransactionMethods:
             raise RequestInvalid("give the producer whose transactions you poll for")
         count = bounded("transactions_max", request.transactions_max, TRANSACTIONS_DEFAULT)
         wait_ms = min(bounded("wait_ms", request.wait_ms, 0), self._wait_ms_max)
-        found = await self._transactions.poll(request.producer, min(count, TRANSACTIONS_MAX), wait_ms)
+        found = await self._transactions.poll(request.producer, min(count, TRANSACTIONS_MAX), wait_ms, self._may_end)
         return self._response(found)
 
     @with_status
@@ -81,6 +81,10 @@ class TransactionMethods:
         after = position_of(request.after_message_id) if request.after_message_id else -1
         wanted = (half for half in self._transactions if half.position > after and request.producer in ("", half.producer))
         return self._response(list(islice(wanted, count)))
+
+    def _may_end(self, half: HalfMessage) -> bool:
+        """Return whether the caller may see a half message, and decide about it."""
+        return may_send_now(self._store, half.position, half.size)
 
     def _response(self, halves: list[HalfMessage]) -> pb.TransactionsResponse:
         return pb.TransactionsResponse(transactions=[self._transaction(half) for half in halves])

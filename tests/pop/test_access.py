@@ -43,6 +43,7 @@ consume = ["billing", "audit-*"]
 [[principal]]
 name = "operator"
 token_sha256 = "{sha256(TOKENS["operator"].encode()).hexdigest().upper()}"
+read = ["plant/#"]
 admin = ["*"]
 
 [[principal]]
@@ -120,6 +121,15 @@ async def test_a_principal_may_do_what_the_file_says_and_nothing_else(node: Node
             await client.pop(FILTER, group="reports")
         with pytest.raises(NotPermitted):
             await client.send(TOPIC, b"a")
+
+
+async def test_a_group_shows_nobody_how_much_comes_to_topics_that_its_creator_may_not_read(node: Node) -> None:
+    async with client_of(node, "operator") as operator:
+        for topic_filter in ("hr/#", "#"):
+            with pytest.raises(NotPermitted, match="may not pop"):
+                await operator.groups.create("reports", topic_filter)
+        await operator.groups.create("reports", "plant/1/#")
+        assert [group.filter for group in await operator.groups.describe()] == ["plant/1/#"]
 
 
 async def test_a_signed_token_names_a_user_with_roles(tmp_path: Path) -> None:
@@ -369,6 +379,30 @@ async def test_a_right_that_is_withdrawn_ends_calls_and_streams(node: Node, tmp_
         with pytest.raises(AccessInvalid, match="principle"):
             node.access.reload("test")
         await client.send(TOPIC, b"a")  # by what the file said before
+
+
+async def test_a_producer_is_asked_about_the_messages_that_it_may_send_and_nobody_else_is(node: Node, tmp_path: Path) -> None:
+    def ask() -> None:
+        node.advance(PopOptions().transaction_check_ms + 1)
+
+    async with client_of(node, "billing") as client, client_of(node, "operator") as other:
+        begun = await client.transactions.begin(TOPIC, b"half", producer="shop")
+        ask()
+        assert await other.transactions.poll("shop") == []
+        (asked,) = await client.transactions.poll("shop")
+        assert (asked.message_id, asked.message.body) == (begun.message_id, b"half")
+        waiting = asyncio.create_task(client.transactions.poll("shop", wait_ms=60_000))
+        await node.until(lambda: node.transactions.waiting == 1)
+        (tmp_path / "access.toml").write_text(FILE.replace('write = ["plant/#"]', 'write = ["other/#"]'))
+        node.access.reload("test")
+        ask()
+        assert await client.transactions.poll("shop") == []
+        assert not waiting.done()
+        (tmp_path / "access.toml").write_text(FILE)
+        node.access.reload("test")
+        ask()
+        assert [each.message_id for each in await waiting] == [begun.message_id]
+        await client.transactions.end(asked.transaction_handle, commit=True)
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.pop.core import transactions
 from penstock.pop.core.transactions import EndOutcome, HalfMessage
 from penstock.pop.options import PopOptions
 from penstock.store.properties import Properties, encode_properties
@@ -128,6 +129,19 @@ def test_a_face_of_its_own_may_take_the_question(parts: Parts) -> None:
 
 async def _polled(parts: Parts, producer: str) -> list[int]:
     return [half.position for half in await parts.transactions.poll(producer, 10, 0)]
+
+
+async def test_a_poll_looks_past_the_messages_that_it_may_not_have_and_leaves_them_to_others(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "SCANNED_MAX", 2)
+    positions = [store_half(parts, b"%d" % number) for number in range(5)]
+    parts.advance(1_000)
+    found = await parts.transactions.poll("orders", 10, 0, lambda half: half.position == positions[4])
+    assert [half.position for half in found] == [positions[4]]
+    assert await parts.transactions.poll("orders", 10, 0, lambda _: False) == []
+    left = [await _polled(parts, "orders") for _ in range(3)]
+    assert sorted(position for found in left for position in found) == positions[:4]
 
 
 async def test_a_poll_is_woken_by_the_question_and_each_goes_to_one(tmp_path: Path) -> None:
