@@ -15,6 +15,7 @@ from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.errors import (
     ClientClosed,
     GroupExists,
+    GroupUnknown,
     NodeUnavailable,
     NotAuthenticated,
     NotPermitted,
@@ -55,6 +56,9 @@ YIELD_AFTER = 128
 
 HEALTHY_S = 0.5
 """A consumer that started again and was not refused for so long is well."""
+
+REPEATED_S = 30.0
+"""A problem that stays is logged again after so many seconds."""
 
 BLOCKED_S = 1.0
 """A watch that runs later than this was kept waiting by a handler that blocks the event loop."""
@@ -110,6 +114,9 @@ class RunningConsumer:
         self._delays = RetryDelays()
         self._refused = ""
         """Why the consumer had to start again; empty when it has run for `HEALTHY_S` since then."""
+        self._warned = ""
+        """Which problem was logged last."""
+        self._warned_s = 0.0
         self._opened_s = 0.0
         self._fatal: PopError | None = None
         """Why the consumer can never get messages, and ends."""
@@ -173,16 +180,18 @@ class RunningConsumer:
             PopError: The node refuses the group.
         """
         delays = RetryDelays()
+        try:
+            await self._client.check_reachable()
+        except NodeUnavailable as error:  # `open` waits for it. Somebody who looks on wants to know that at once.
+            self._warn(error, "the worker waits for it")
         while True:
             try:
                 await self.open()
-                self._refused = ""
+                self._refused = self._warned = ""
                 return
             except (NodeUnavailable, Overloaded, NotAuthenticated, NotPermitted) as error:
-                self._refused = str(error)
-                wait_s = delays.next_s()
-                logger.warning("%s: %s; the worker tries again in %.2f s", self.name, error, wait_s)
-                await asyncio.sleep(wait_s)
+                self._warn(error, "the worker tries again and again")
+                await asyncio.sleep(delays.next_s())
 
     async def run(self) -> None:
         """Handle messages until `stop`. What a slot or the watch raises is a defect, and is raised here.
@@ -265,10 +274,15 @@ class RunningConsumer:
                 self.take_no_more()
                 return
             self.counts.reconnects += 1
-            if not isinstance(error, ClientClosed):
-                self._refused = str(error)
             wait_s = self._delays.next_s()
-            logger.error("%s: %s; the worker tries again in %.2f s", self._plan.name, error, wait_s)
+            if isinstance(error, ClientClosed):
+                logger.error("%s: %s; the worker tries again in %.2f s", self._plan.name, error, wait_s)
+            elif isinstance(error, GroupUnknown):
+                start = self._plan.start
+                at = f"the {start} message" if isinstance(start, str) else f"the messages of {start} ms since 1970"
+                self._warn(error, f"the worker begins anew, and a group that it creates begins with {at}")
+            else:
+                self._warn(error, "the worker tries again and again")
             if failed is not None:
                 await failed.aclose()
             try:
@@ -280,7 +294,15 @@ class RunningConsumer:
             try:
                 await self.open()
             except PopError as again:
-                self._refused = str(again)  # The next slot tries again.
+                self._warn(again, "the worker tries again and again")  # The next slot does.
+
+    def _warn(self, error: PopError, outcome: str) -> None:
+        """Note why the consumer gets no messages. Log it, unless the same was logged within `REPEATED_S`."""
+        now_s = asyncio.get_running_loop().time()
+        self._refused = str(error)
+        if self._refused != self._warned or now_s >= self._warned_s + REPEATED_S:
+            self._warned, self._warned_s = self._refused, now_s
+            logger.warning("%s: %s; %s", self.name, error, outcome)
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
@@ -525,7 +547,8 @@ class RunningConsumer:
                     self._handler.name,
                 )
             if self._refused and now_s - self._opened_s > HEALTHY_S:
-                self._refused = ""
+                logger.info("%s: gets messages again", plan.name)
+                self._refused = self._warned = ""
                 self._delays.reset()
             for slot in self._slots:
                 if not slot.messages or slot.is_over or slot.is_settling:

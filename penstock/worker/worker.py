@@ -255,7 +255,7 @@ class Worker:
             await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 opening.cancel()
-                await asyncio.wait((opening,))
+                await asyncio.gather(opening, return_exceptions=True)
                 return
             opening.result()
             logger.info("the worker handles %s of the node at %s", ", ".join(each.name for each in self._plans), self.target)

@@ -198,4 +198,5 @@ def check_rights(rights: Rights, action: str, name: str) -> None:
     """Check that somebody may perform an action. Raises AccessDenied."""
     if not rights.may(action, name):
         what = f"{name[:80]!r}" if name else "all groups"
-        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, f"{rights.subject.user} may not {action} {what}")
+        detail = f"{rights.subject.user} may not {action} {what}: the node's access file does not allow it"
+        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, detail)

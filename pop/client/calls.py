@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
 import grpc
@@ -9,14 +10,25 @@ import grpc.aio
 
 from penstock.pop.client.batcher import CLOSED
 from penstock.pop.client.statuses import error_of_call
-from penstock.pop.errors import ClientClosed
+from penstock.pop.errors import ClientClosed, NodeUnavailable
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-async def call(method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float) -> A:
+async def call(
+    method: grpc.aio.UnaryUnaryMultiCallable[Q, A],
+    request: Q,
+    timeout_s: float,
+    why_unanswered: Callable[[], Awaitable[str]] | None = None,
+) -> A:
     """Return the answer to a request. If the node can't be reached yet, wait for it within the same timeout.
+
+    Args:
+        method: The call.
+        request: The request.
+        timeout_s: Timeout in seconds.
+        why_unanswered: Finds out why there was no answer in time.
 
     Raises:
         PopError: The call failed. `error_of_call` chooses the class.
@@ -24,6 +36,8 @@ async def call(method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q, timeo
     try:
         return await method(request, timeout=timeout_s, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and why_unanswered is not None:
+            raise NodeUnavailable(await why_unanswered()) from error
         raise error_of_call(error) from error
 
 
@@ -38,6 +52,8 @@ class AsyncCalls:
         _check_timeout(timeout_s)
         self.timeout_s = timeout_s
         self.closed = False
+        self.why_unanswered: Callable[[], Awaitable[str]] | None = None
+        """Finds out why a call was not answered in time."""
 
     def check_open(self) -> None:
         """Raise ClientClosed if the client was closed."""
@@ -47,7 +63,7 @@ class AsyncCalls:
     async def __call__(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q, wait_ms: int = 0) -> A:
         """Return the answer to a request that the node may hold for `wait_ms`. Raises as `call` does, and ClientClosed."""
         self.check_open()
-        return await call(method, request, self.timeout_s + max(wait_ms, 0) / 1000)
+        return await call(method, request, self.timeout_s + max(wait_ms, 0) / 1000, self.why_unanswered)
 
 
 class SyncCalls:
@@ -63,6 +79,8 @@ class SyncCalls:
         self._timeout_s = timeout_s
         self._metadata = metadata
         self.closed = False
+        self.why_unanswered: Callable[[], str] | None = None
+        """Finds out why a call was not answered in time."""
 
     def check_open(self) -> None:
         """Raise ClientClosed if the client was closed."""
@@ -77,7 +95,10 @@ class SyncCalls:
             return method(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=True)
         except grpc.RpcError as error:
             # By gRPC's documentation each error of a call is also a `grpc.Call`. Its types do not say so.
-            raise error_of_call(cast(grpc.Call, error)) from error
+            call = cast(grpc.Call, error)
+            if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self.why_unanswered is not None:
+                raise NodeUnavailable(self.why_unanswered()) from error
+            raise error_of_call(call) from error
 
 
 def _check_timeout(timeout_s: float) -> None:

@@ -11,10 +11,14 @@ from penstock.pop.client.retrydelays import RETRY_MS_MAX, RETRY_MS_MIN
 from penstock.pop.client.security import Security
 from penstock.pop.client.targets import check_target
 
+CONNECT_MS = 2_000
+"""How long an attempt to connect may take at least, in ms. gRPC's default is 20 s. Over a slow network, TLS takes more than
+half a second."""
+
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # The node bounds its responses. One message may exceed gRPC's default of 4 MiB.
     ("grpc.initial_reconnect_backoff_ms", RETRY_MS_MIN),
-    ("grpc.min_reconnect_backoff_ms", RETRY_MS_MIN),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # In spite of its name, it delays no attempt.
     ("grpc.max_reconnect_backoff_ms", RETRY_MS_MAX),
     # If the node vanishes without closing the connection, the client notices after the sum of these two.
     ("grpc.keepalive_time_ms", 20_000),

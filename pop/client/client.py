@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from weakref import WeakSet
 
@@ -29,7 +30,8 @@ from penstock.pop.client.stream import StreamConsumer
 from penstock.pop.client.timers import TimerCalls
 from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.client.transactions import Transaction, TransactionCalls
-from penstock.pop.errors import PopError
+from penstock.pop.client.unreached import why_unanswered, why_unreachable
+from penstock.pop.errors import NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub, TimerServiceStub
 
@@ -78,7 +80,9 @@ class Client:
         self._close_s = close_ms / 1000
         self._tracing = tracing
         self._call = AsyncCalls(timeout_ms / 1000)
+        self._target = target
         self._channel = async_channel(target, security)
+        self._call.why_unanswered = partial(why_unanswered, self._channel, target)
         self._stub = PopServiceStub(self._channel)
         group_stub = GroupServiceStub(self._channel)
         self._sends: Batcher[pb.Message, SendReceipt] = Batcher(
@@ -125,6 +129,17 @@ class Client:
         """Return whether the node answers a health check within `timeout` seconds, and takes calls."""
         self.check_open()
         return await is_serving(self._channel, timeout)
+
+    async def check_reachable(self) -> None:
+        """Check that the node can be reached now. Other calls wait for a node that can't.
+
+        Raises:
+            NodeUnavailable: It can't. The error says why, and what to do.
+        """
+        self.check_open()
+        reason = await why_unreachable(self._channel, self._target)
+        if reason:
+            raise NodeUnavailable(reason)
 
     def check_open(self) -> None:
         """Raise ClientClosed if the client was closed."""
@@ -197,7 +212,7 @@ class Client:
         return answers.receipts(await self._send_request(pb.SendRequest(messages=messages)))
 
     async def _send_request(self, request: pb.SendRequest) -> pb.SendResponse:
-        return await call(self._stub.Send, request, self._call.timeout_s)
+        return await call(self._stub.Send, request, self._call.timeout_s, self._call.why_unanswered)
 
     async def send_batch(self, messages: Iterable[OutgoingMessage]) -> list[SendReceipt]:
         """Send up to 10,000 messages and 64 MiB as one call; return a receipt for each when all are durable.

@@ -249,6 +249,8 @@ class Consumer:
                     return  # `aclose` cancelled the call.
                 raise
             self._delays.reset()
+            if self.problem:
+                logger.info("group %s: the node answers again", settlements.group)
             self.problem = ""
             self.was_answered = True
             if acks:

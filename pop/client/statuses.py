@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from penstock.pop.client.unreached import CHECK, explained
 from penstock.pop.errors import (
     CallFailed,
     GroupBusy,
@@ -27,10 +28,7 @@ _UNAVAILABLE = (
     grpc.StatusCode.ABORTED,
 )
 
-UNREACHED = (
-    "the node did not answer in time: check that it runs, that the client's target is the address of its gRPC listener "
-    "(pop.listen), and that both sides use TLS or neither does"
-)
+UNREACHED = f"the node did not answer in time: {CHECK}"
 
 _CALL_ERRORS: dict[grpc.StatusCode, type[PopError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
@@ -51,7 +49,7 @@ def error_of_call(error: grpc.aio.AioRpcError | grpc.Call) -> PopError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NodeUnavailable(UNREACHED)
     if error.code() in _UNAVAILABLE:
-        return NodeUnavailable(f"the node did not answer: {detail}")
+        return NodeUnavailable(f"the node did not answer: {explained(detail)}")
     known = _CALL_ERRORS.get(error.code())
     return known(detail) if known is not None else CallFailed(f"the call failed with {error.code().name}: {detail}")
 

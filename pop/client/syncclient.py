@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 
 from penstock.pop.client import answers, requests
@@ -27,7 +28,8 @@ from penstock.pop.client.syncproducer import SyncProducer
 from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
 from penstock.pop.client.timers import SyncTimerCalls
 from penstock.pop.client.tracing import Tracing, now_ns
-from penstock.pop.errors import ClientClosed
+from penstock.pop.client.unreached import why_unanswered_sync, why_unreachable_sync
+from penstock.pop.errors import ClientClosed, NodeUnavailable
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub, TimerServiceStub
 
 
@@ -70,6 +72,7 @@ class SyncClient:
         """Serves producers and requests. Made under the lock, for the first of them."""
         self._channel = sync_channel(target, security)
         self._call = SyncCalls(timeout_ms / 1000, security.metadata)
+        self._call.why_unanswered = partial(why_unanswered_sync, self._channel, target)
         self._stub = PopServiceStub(self._channel)
         group_stub = GroupServiceStub(self._channel)
         self.groups = SyncGroupCalls(self._call, group_stub)
@@ -102,6 +105,17 @@ class SyncClient:
         """Return whether the node answers a health check within `timeout` seconds, and takes calls."""
         self.check_open()
         return is_serving_sync(self._channel, timeout)
+
+    def check_reachable(self) -> None:
+        """Check that the node can be reached now. Other calls wait for a node that can't.
+
+        Raises:
+            NodeUnavailable: It can't. The error says why, and what to do.
+        """
+        self.check_open()
+        reason = why_unreachable_sync(self._channel, self._target)
+        if reason:
+            raise NodeUnavailable(reason)
 
     def check_open(self) -> None:
         """Raise ClientClosed if the client was closed."""

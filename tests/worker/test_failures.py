@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import time
 from hashlib import sha256
@@ -145,6 +146,65 @@ async def test_a_worker_whose_token_is_wrong_says_so_and_goes_on_when_it_is_righ
             node.advance(31_000)  # It could not be returned, so it comes back at its deadline.
             await until(lambda: len(seen) == 2)
         assert seen == [1, 2]
+
+
+# --- nodes that are not there ---------------------------------------------------------------------------------------
+
+
+async def test_a_worker_without_its_node_says_so_at_once_and_stops_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = Worker("127.0.0.1:1")
+
+    @worker.consumer(FILTER, group=GROUP, settings=group_settings(attempts_max=3))
+    async def handle(body: bytes) -> None:
+        raise AssertionError("there is nothing to handle")
+
+    task = asyncio.create_task(worker.run(handle_signals=False))
+    async with asyncio.timeout(5):  # A call would wait for 10 s.
+        await until(lambda: "the node at 127.0.0.1:1 can't be reached" in caplog.text)
+    assert "start the node" in str(worker.problems)
+    worker.stop()
+    await task
+    gc.collect()  # asyncio logs what nobody has retrieved.
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_problem_that_stays_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with Node(tmp_path / "data", access=access_file(tmp_path / "access.toml", "another")) as node:
+        worker = Worker(node.target, security=Security(token="s3cret"))
+
+        @worker.consumer(FILTER, group=GROUP, settings=group_settings(attempts_max=3))
+        async def handle(body: bytes) -> None:
+            raise AssertionError("there is nothing to handle")
+
+        opened = 0
+        consumer_open = runningconsumer.RunningConsumer.open
+
+        async def counted_open(self: runningconsumer.RunningConsumer) -> None:
+            nonlocal opened
+            opened += 1
+            await consumer_open(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runningconsumer.RunningConsumer, "open", counted_open)
+            async with running(worker):
+                await until(lambda: opened > 3)
+        assert caplog.text.count("show a token") == 1
+
+
+async def test_where_a_deleted_group_begins_again_is_told(node: Node, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> None:
+        pass
+
+    async with running(worker):
+        await until(lambda: node.core.waiting == 1)
+        await client.groups.delete(GROUP)
+        await until(lambda: counts(worker).reconnects == 1)
+    assert "a group that it creates begins with the earliest message" in caplog.text
 
 
 # --- full disks and blocked loops ------------------------------------------------------------------------------------
