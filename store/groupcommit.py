@@ -8,10 +8,12 @@ loop, in the order of registration.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from penstock.store.commitlog import CommitLog
+from penstock.store.durations import Durations
 from penstock.store.syncing import MakeSync
 
 ASKED_MAX = 64
@@ -30,6 +32,7 @@ class GroupCommit:
         on_failure: called on the loop with the error of a failed sync. The node must end then: the kernel may have dropped
             written data, and a second sync would report success for data that is gone.
         sync: creates the object that calls fdatasync.
+        now_s: returns monotonic seconds.
 
     Raises:
         OSError: the process that syncs can't be started.
@@ -41,21 +44,30 @@ class GroupCommit:
         loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[OSError], None],
         sync: MakeSync,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
         self._loop = loop
         self._on_failure = on_failure
         self._unwritten: list[Callable[[], None]] = []
         """Callbacks that wait for records which may not be written yet."""
-        self._groups: deque[tuple[int, Iterator[Callable[[], None]]]] = deque()
-        """Groups of callbacks that wait for written records, each with the position up to which those go."""
+        self._now_s = now_s
+        self._groups: deque[tuple[int, Iterator[Callable[[], None]], float]] = deque()
+        """Groups of callbacks that wait for written records, each with the position up to which those go, and with the time of
+        the write."""
         self._releasing = False
-        self._targets: deque[int] = deque()
-        """Position up to which each requested sync makes the log durable."""
+        self._targets: deque[tuple[int, float]] = deque()
+        """Position up to which each requested sync makes the log durable, and the time of the request."""
+        self._ended_s = 0.0
+        """When the last sync ended."""
         self._sync = sync(log, loop, self._ended)
         self.durable = log.written
         """Everything before this position is on disk."""
         self.syncs = 0
+        self.sync_times = Durations()
+        """How long each sync took, from its request, or else from the end of the one before."""
+        self.commit_times = Durations()
+        """How long each write for which somebody waited took until it was durable and its callbacks ran."""
 
     def wait(self, callback: Callable[[], None]) -> None:
         """Call `callback` once all records appended so far are durable. The caller calls `advance` when they are written."""
@@ -65,12 +77,13 @@ class GroupCommit:
         """Request a sync if a callback waits for one. Called after each write of the log. It runs no callbacks."""
         written = self._log.written
         if self._unwritten and self._log.end == written:
-            self._groups.append((written, iter(self._unwritten)))
+            self._groups.append((written, iter(self._unwritten), self._now_s()))
             self._unwritten = []
         targets = self._targets
-        is_due = self._groups and len(targets) < ASKED_MAX and self._groups[-1][0] > (targets[-1] if targets else self.durable)
+        asked = targets[-1][0] if targets else self.durable
+        is_due = self._groups and len(targets) < ASKED_MAX and self._groups[-1][0] > asked
         if is_due and self._sync.begin():
-            targets.append(written)
+            targets.append((written, self._now_s()))
 
     def advance(self) -> None:
         """Do what `request` does, and run the callbacks that need not wait for a sync."""
@@ -88,8 +101,11 @@ class GroupCommit:
             self._on_failure(error)
             return
         self.syncs += 1
+        now_s = self._now_s()
+        self.sync_times.add(now_s - max(self._targets[0][1], self._ended_s))
+        self._ended_s = now_s
         for _ in range(served):
-            self.durable = max(self.durable, self._targets.popleft())
+            self.durable = max(self.durable, self._targets.popleft()[0])
         self.request()  # the disk syncs while the callbacks run
         try:
             self._release()
@@ -105,7 +121,7 @@ class GroupCommit:
             while groups and groups[0][0] <= durable:
                 for callback in groups[0][1]:
                     callback()
-                groups.popleft()
+                self.commit_times.add(self._now_s() - groups.popleft()[2])
         finally:
             self._releasing = False
             if groups and groups[0][0] <= durable:  # a callback has raised, and the others must still run

@@ -25,6 +25,7 @@ from penstock.store.clock import SteerableClock
 from penstock.store.clocksteps import ClockSteps
 from penstock.store.commitlog import CommitLog
 from penstock.store.copies import Copies
+from penstock.store.durations import Durations
 from penstock.store.errors import DiskFull, IndexDamaged, PositionUnknown
 from penstock.store.files import PASSING, SYSTEM_FILES, Files
 from penstock.store.groupcommit import GroupCommit
@@ -636,7 +637,7 @@ class Store:
         """
         self._loop = loop
         self._on_failure = on_failure
-        self._group = GroupCommit(self.log, loop, self._fail, self._make_sync)
+        self._group = GroupCommit(self.log, loop, self._fail, self._make_sync, self.clock.monotonic_s)
         self._backfill_job = SlicedJob(loop, self.clock, self._backfill, pause_s=0)
         self.queues.on_backfill = self._backfill_job.wake
         self._backfill_job.wake()
@@ -697,6 +698,16 @@ class Store:
     def syncs(self) -> int:
         """Number of syncs of the log since the start."""
         return self._group.syncs if self._group is not None else 0
+
+    @property
+    def sync_times(self) -> Durations:
+        """How long each sync of the log took."""
+        return self._group.sync_times if self._group is not None else Durations()
+
+    @property
+    def commit_times(self) -> Durations:
+        """How long each commit for which somebody waited took, from its write to the answers."""
+        return self._group.commit_times if self._group is not None else Durations()
 
     async def close(self) -> None:
         """Commit, sync, call all callbacks of `when_durable`, flush the index, and close the files.

@@ -11,6 +11,7 @@ from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.overtime import Overtime
+from penstock.store.durations import Durations
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue
 from penstock.store.store import Store
 
@@ -69,14 +70,16 @@ WAITING_MAX: Final = 10_000
 class _Waiting:
     """A batch that is still to be delivered to some of the members."""
 
-    __slots__ = ("at", "batches", "entries", "fresh_from", "members", "offset", "topics")
+    __slots__ = ("at", "batches", "began_s", "entries", "fresh_from", "members", "offset", "topics")
 
-    def __init__(self, offset: int, entries: bytes, members: tuple[FanoutMember, ...], fresh_from: int) -> None:
+    def __init__(self, offset: int, entries: bytes, members: tuple[FanoutMember, ...], fresh_from: int, began_s: float) -> None:
         self.offset = offset
         self.entries = entries
         self.members = members
         self.fresh_from = fresh_from
         """Position of the first record that was written just now. A message that was delayed, for example, is older."""
+        self.began_s = began_s
+        """When the batch was committed, in monotonic seconds."""
         self.at = 0
         """The index of the member that is next."""
         self.batches: dict[int, EncodedBatch] = {}
@@ -121,8 +124,9 @@ class Fanout:
 
     def _deliver(self, queue: LightQueue, offset: int, entries: bytes) -> None:
         """Send a new batch to all members that are live. The hot path of delivery: see the row `fanout` of `bench mqtt`."""
-        batch = _Waiting(offset, entries, tuple(self._members), self._fanouts.store.fresh_from)
-        if self._waiting or self._fanouts.is_turn_over(min(len(batch.members), AT_ONCE_MAX)) or not self._go_on(batch):
+        fanouts = self._fanouts
+        batch = _Waiting(offset, entries, tuple(self._members), fanouts.store.fresh_from, fanouts.now_s())
+        if self._waiting or fanouts.is_turn_over(min(len(batch.members), AT_ONCE_MAX)) or not self._go_on(batch):
             self._put_off(batch)
 
     def _put_off(self, batch: _Waiting) -> None:
@@ -160,6 +164,7 @@ class Fanout:
             stop = min(batch.at + AT_ONCE_MAX, len(members))
             self._send(batch, stop)
             if batch.at >= len(members):
+                self._fanouts.times.add(self._fanouts.now_s() - batch.began_s)
                 return True
             if batch.at < stop or self._fanouts.is_turn_over(AT_ONCE_MAX):
                 return False
@@ -225,6 +230,9 @@ class Fanouts:
         self.store = store
         self.overtime = overtime
         self.traces = traces
+        self.now_s = store.clock.monotonic_s
+        self.times = Durations()
+        """How long it took from a commit until all live subscriptions of a queue had its messages."""
         self.waiting = 0
         """Number of batches that wait for a later turn."""
         self._by_queue: dict[int, Fanout] = {}

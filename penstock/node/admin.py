@@ -66,6 +66,7 @@ class Admin:
         state: Callable[[], dict[str, Any]],
         timers: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]],
         level: Callable[[], str] = lambda: "open",
+        prepare: Callable[[], Awaitable[None]] | None = None,
         connections_max: int = 32,
     ) -> None:
         """Create the server. `start` opens its listener.
@@ -80,11 +81,13 @@ class Admin:
                 TopicInvalid if they are not valid.
             level: returns how much the node may store: open, read_only or exhausted. A node that isn't open is still ready,
                 because its consumers free the disk.
+            prepare: is awaited before the metrics are collected.
             connections_max: the maximum number of open connections. One more closes the oldest.
         """
         self._options = options
         self._access = AdminAccess(options, access, lambda: self._sockets is None or self._sockets.is_local)
         self._registry = registry
+        self._prepare = prepare
         self._ready = ready
         self._state = state
         self._timers = timers
@@ -191,6 +194,8 @@ class Admin:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+        if self._prepare is not None:
+            await self._prepare()
         return web.Response(body=encode(self._registry), headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _show_state(self, _request: web.Request) -> web.Response:

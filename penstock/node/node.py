@@ -27,10 +27,13 @@ from penstock.node.holding import Holding
 from penstock.node.inherited import address_of_listener, inherited_listener
 from penstock.node.keysets import KeySetFetcher
 from penstock.node.lock import DataDirLock
+from penstock.node.looplag import LoopLag
 from penstock.node.metrics.access import AccessCollector
 from penstock.node.metrics.descriptors import DescriptorCollector
+from penstock.node.metrics.grouptotals import GroupTotaller
 from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageCollector, MqttProtectionCollector
 from penstock.node.metrics.pop import PopCollector
+from penstock.node.metrics.program import ProgramCollector
 from penstock.node.metrics.quotas import QuotaCollector
 from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, ScheduleCollector, StoreCollector
@@ -138,6 +141,8 @@ class Node:
             inherited=inherited,
             connections_max=self.descriptors.pop,
         )
+        self._loop_lag = LoopLag()
+        self._totaller = GroupTotaller(self.pop)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._admin = Admin(
@@ -148,6 +153,7 @@ class Node:
             state=self.state,
             timers=partial(timers_of, self.delayed, listing),
             level=self._level,
+            prepare=self._totaller.prepare,
             connections_max=self.descriptors.admin,
         )
         access = AccessOverSocket(
@@ -225,6 +231,7 @@ class Node:
         except BaseException:
             await self.stop()
             raise
+        self._loop_lag.start(loop)
         self._is_ready = True
         logger.info(
             "node.ready", mqtt=str(self.mqtt), pop=str(self.grpc), admin=str(self.admin), data=str(self.config.data_dir)
@@ -233,6 +240,7 @@ class Node:
     async def stop(self) -> None:
         """Close the listeners and all connections, finish the current group commit, flush the index, and close the store."""
         self._is_ready = False
+        self._loop_lag.stop()
         self._key_sets.stop()
         await self._holding.stop()
         await self._control.stop()
@@ -282,6 +290,7 @@ class Node:
         rocketmq = self.rocketmq
         tracing = [TracingCollector(self._exporter)] if self._exporter is not None else []
         return registry_of(
+            ProgramCollector(self._loop_lag.lags),
             StoreCollector(self.store),
             MqttConnectionCollector(self.gateway),
             MqttMessageCollector(self.gateway, self.retained),
@@ -300,6 +309,7 @@ class Node:
                 self._pop_server.refusals,
                 self.sent_ids,
                 (lambda: len(rocketmq.clients)) if rocketmq is not None else None,
+                self._totaller,
             ),
             *tracing,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock import __version__
 from penstock.gateway.options import ListenerOptions
+from penstock.node.metrics import grouptotals
 from tests.gateway.packet_cases import subscribe
 from tests.gateway.wire import CLEAN, FREE, PING, WILL, Broker
 from tests.waiting import until
@@ -125,3 +128,66 @@ async def test_shared_subscriptions_and_their_groups_have_metrics(broker: Broker
     one.reset()
     await until(lambda: samples(broker)["penstock_mqtt_subscriptions_shared"] == 1)
     assert samples(broker)["penstock_mqtt_deliveries_returned_total"] >= 1
+
+
+async def test_the_version_is_a_label(broker: Broker) -> None:
+    (name,) = [name for name in samples(broker) if name.startswith("penstock_build_info")]
+    assert f"version={__version__}}}" in name
+
+
+async def test_times_are_in_seconds(broker: Broker) -> None:
+    await broker.connect("a")
+    wrong = [family.name for family in broker.node.registry.collect() if re.search("_ms(_|$)", family.name)]
+    assert wrong == []
+
+
+async def test_syncs_commits_deliveries_and_the_loop_have_histograms(broker: Broker) -> None:
+    client = await broker.connect("a")
+    await client.subscribe(("a", 1))
+    for packet_id in range(1, 4):
+        await client.publish("a", b"x", 1, packet_id=packet_id)
+        await client.message()
+    found = samples(broker)
+    assert found["penstock_log_sync_seconds_count"] == found["penstock_log_syncs_total"] > 0
+    assert found["penstock_log_commit_seconds_count"] >= 3
+    assert found["penstock_mqtt_delivery_seconds_count"] == 3
+    for name in ("log_sync", "log_commit", "mqtt_delivery"):
+        assert 0 < found[f"penstock_{name}_seconds_sum"] < 60
+        assert found[f"penstock_{name}_seconds_bucket{{le=+Inf}}"] == found[f"penstock_{name}_seconds_count"]
+    await until(lambda: samples(broker)["penstock_loop_lag_seconds_count"] > 0)
+
+
+async def test_totals_count_the_groups_without_a_label_and_services_come_first(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouptotals, "GROUPS_LABELLED_MAX", 3)
+    client = await broker.connect("a")
+    await client.subscribe(*((f"$share/device-{number}/a", 1) for number in range(3)))
+    groups = broker.node.pop.groups
+    for number in range(2):
+        groups.get_or_create(f"service-{number}", "a")
+    await client.publish("a", b"x", 1)
+    await until(lambda: samples(broker)["penstock_pop_in_flight"] == 3)
+    at_once = samples(broker)
+    assert (at_once["penstock_pop_groups"], at_once["penstock_pop_groups_unlabelled"]) == (5, 2)
+    assert at_once["penstock_pop_visible"] == 2
+    labelled = {name for name in at_once if name.startswith("penstock_pop_group_visible{")}
+    assert labelled == {
+        f"penstock_pop_group_visible{{filter=a,group={name}}}" for name in ("device-0", "service-0", "service-1")
+    }
+
+
+async def test_a_scrape_of_many_groups_does_not_hold_up_the_loop(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouptotals, "SLICE_S", 0)
+    for number in range(50):
+        broker.node.pop.groups.get_or_create(f"g{number}", "a")
+    totaller = grouptotals.GroupTotaller(broker.node.pop)
+    turns = 0
+    preparing = asyncio.ensure_future(totaller.prepare())
+    while not preparing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 50
+    broker.node.pop.groups.get_or_create("later", "a")
+    assert totaller.take().groups == 50, "what was prepared"
+    assert totaller.take().groups == 51, "and nothing of it a second time"

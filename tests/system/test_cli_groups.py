@@ -61,7 +61,7 @@ def test_groups_and_dead_letters_by_hand(node: NodeProcess) -> None:
     assert rows(run(node, "group", "list", "g", "--json"))[0]["settings"]["expression"] == "n > 3"
     metrics = urlopen(f"http://{node.addresses['admin']}/metrics").read().decode()
     assert 'penstock_pop_group_visible{filter="a/#",group="g"}' in metrics
-    assert 'penstock_pop_group_ack_latency_ms_count{filter="a/#",group="g"} 1.0' in metrics
+    assert 'penstock_pop_group_ack_latency_seconds_count{filter="a/#",group="g"} 1.0' in metrics
     assert node.stop() == 0
     inspected = rows(run(node, "inspect", "groups", "--data-dir", str(node.data_dir), "--json"))
     assert next((row["group"], row["filter"], row["new"], row["dead"]) for row in inspected) == ("g", "a/#", 4, 0)

@@ -7,7 +7,9 @@ from itertools import accumulate
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
+from penstock.store.durations import DURATION_BOUNDS_S, Durations
 from penstock.store.printable import printable
 from penstock.timer.latencies import LATENCY_BOUNDS_MS, Latencies
 
@@ -44,6 +46,19 @@ def labelled_counter(name: str, text: str, labels: Sequence[str], values: Mappin
 
 
 def add_latencies(family: HistogramMetricFamily, labels: Sequence[str], latencies: Latencies) -> None:
-    """Add a histogram's sample: each bucket with all that are below its bound, and the sum."""
-    bounds = [*map(str, LATENCY_BOUNDS_MS), "+Inf"]
-    family.add_metric([*map(label_of, labels)], list(zip(bounds, accumulate(latencies.counts), strict=True)), latencies.sum_ms)
+    """Add a histogram's sample in seconds: each bucket with all that are below its bound, and the sum."""
+    _add_buckets(family, labels, [ms / 1000 for ms in LATENCY_BOUNDS_MS], latencies.counts, latencies.sum_ms / 1000)
+
+
+def durations(name: str, text: str, found: Durations) -> Metric:
+    """Return a histogram of durations."""
+    family = HistogramMetricFamily(name, text)
+    _add_buckets(family, [], DURATION_BOUNDS_S, found.counts, found.sum_s)
+    return family
+
+
+def _add_buckets(
+    family: HistogramMetricFamily, labels: Sequence[str], bounds_s: Sequence[float], counts: Sequence[int], sum_s: float
+) -> None:
+    bounds = [*map(floatToGoString, bounds_s), "+Inf"]
+    family.add_metric([*map(label_of, labels)], list(zip(bounds, accumulate(counts), strict=True)), sum_s)

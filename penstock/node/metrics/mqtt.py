@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.protocol.packets import NAMES
-from penstock.node.metrics.families import counter, gauge, labelled_counter, labelled_gauge
+from penstock.node.metrics.families import counter, durations, gauge, labelled_counter, labelled_gauge
 
 
 class MqttConnectionCollector(Collector):
@@ -84,6 +84,11 @@ class MqttMessageCollector(Collector):
             "penstock_mqtt_deliveries_acked",
             "Deliveries at QoS 1 and 2 that clients acknowledged.",
             counters.deliveries_acked,
+        )
+        yield durations(
+            "penstock_mqtt_delivery_seconds",
+            "Time from a commit until all clients that keep up with a topic filter have been sent its messages.",
+            self._gateway.fanouts.times,
         )
         yield counter(
             "penstock_mqtt_publishes_refused",

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.node.metrics.families import add_latencies, counter, gauge, label_of, labelled_counter
+from penstock.node.metrics.grouptotals import GroupTotaller, GroupTotals
 from penstock.pop.access.refusals import Refusals
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.requestbytes import RefusedFor, RequestBytes
 from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.store.store import Store
-
-GROUPS_LABELLED_MAX = 200
-"""Maximum number of groups with metrics of their own. More would burden the monitoring system. The totals count all groups."""
 
 GROUP_GAUGES = {
     "visible": "Messages that a pop could return now. For a group that selects messages on delivery this is an upper bound.",
@@ -29,9 +27,20 @@ GROUP_GAUGES = {
     "parked": "Messages that wait for an earlier message of their message group.",
     "dead": "Dead letters that were not sent back.",
     "waiting": "Pops that wait for a message.",
-    "oldest_ms": "Age in ms of the oldest message that is not delivered.",
-    "oldest_in_flight_ms": "Age in ms of the oldest delivery that is not settled.",
+    "oldest_seconds": "Age of the oldest message that is not delivered.",
+    "oldest_in_flight_seconds": "Age of the oldest delivery that is not settled.",
 }
+"""Metrics of each group, by the ends of their names."""
+
+TOTALS = {
+    "visible": "Messages that pops of all groups could return now.",
+    "retries": "Visible messages of all groups that were delivered before.",
+    "in_flight": "Messages of all groups that are delivered and not settled.",
+    "delayed": "Messages in flight of all groups that wait for their back-off to end.",
+    "parked": "Messages of all groups that wait for an earlier message of their message group.",
+    "dead": "Dead letters of all groups that were not sent back.",
+}
+"""Metrics of all groups together. A message counts once for each group that has it."""
 
 
 class PopCollector(Collector):
@@ -46,6 +55,7 @@ class PopCollector(Collector):
         refusals: tells callers that their calls are refused.
         sent_ids: the deduplication ids.
         rocketmq_clients: returns how many RocketMQ clients are connected; None without the RocketMQ-compatible API.
+        totaller: adds up the groups.
     """
 
     def __init__(
@@ -58,7 +68,9 @@ class PopCollector(Collector):
         refusals: Refusals,
         sent_ids: SentIds,
         rocketmq_clients: Callable[[], int] | None,
+        totaller: GroupTotaller,
     ) -> None:
+        self._totaller = totaller
         self._pop = pop
         self._store = store
         self._transactions = transactions
@@ -100,9 +112,9 @@ class PopCollector(Collector):
             self._refusals.delayed,
         )
         yield gauge(
-            "penstock_pop_revive_late_ms_max",
-            "Longest time in ms by which a revival came after its deadline.",
-            counters.revive_late_ms_max,
+            "penstock_pop_revive_late_seconds_max",
+            "Longest time by which a revival came after its deadline.",
+            counters.revive_late_ms_max / 1000,
         )
         if self._rocketmq_clients is not None:
             yield gauge("penstock_rocketmq_clients", "RocketMQ clients that sent a heartbeat lately.", self._rocketmq_clients())
@@ -113,20 +125,32 @@ class PopCollector(Collector):
         yield counter(
             "penstock_pop_repeated", "Messages that were sent again with their deduplication id.", self._sent_ids.repeated
         )
-        yield from self._by_group()
-        lateness = HistogramMetricFamily("penstock_pop_revive_lateness_ms", "Time in ms from a deadline to its revival.")
+        totals = self._totaller.take()
+        yield from self._of_all_groups(totals)
+        yield from self._by_group(totals.labelled)
+        lateness = HistogramMetricFamily("penstock_pop_revive_lateness_seconds", "Time from a deadline to its revival.")
         add_latencies(lateness, [], counters.revive_lateness)
         yield lateness
 
-    def _by_group(self) -> Iterator[Metric]:
+    def _of_all_groups(self, totals: GroupTotals) -> Iterator[Metric]:
+        yield gauge("penstock_pop_groups", "Groups, each once for each of its filters.", totals.groups)
+        yield gauge(
+            "penstock_pop_groups_unlabelled",
+            "Groups without metrics of their own, because there are too many. The totals count them.",
+            totals.groups - len(totals.labelled),
+        )
+        for name, text in TOTALS.items():
+            yield gauge(f"penstock_pop_{name}", text, totals.sums[name])
+
+    def _by_group(self, groups: list[ConsumerGroup]) -> Iterator[Metric]:
         pop, labels = self._pop, ["group", "filter"]
         gauges = {
             name: GaugeMetricFamily(f"penstock_pop_group_{name}", text, labels=labels) for name, text in GROUP_GAUGES.items()
         }
         latency = HistogramMetricFamily(
-            "penstock_pop_group_ack_latency_ms", "Time in ms from a delivery to its acknowledgement.", labels=labels
+            "penstock_pop_group_ack_latency_seconds", "Time from a delivery to its acknowledgement.", labels=labels
         )
-        for snapshot in snapshots(islice(pop.groups, GROUPS_LABELLED_MAX), pop.checkpoints, self._store):
+        for snapshot in snapshots(groups, pop.checkpoints, self._store):
             group = snapshot.group
             values = {
                 "visible": snapshot.visible,
@@ -136,8 +160,8 @@ class PopCollector(Collector):
                 "parked": snapshot.parked,
                 "dead": snapshot.dead,
                 "waiting": len(group.polls),
-                "oldest_ms": snapshot.oldest_ms or 0,
-                "oldest_in_flight_ms": snapshot.oldest_in_flight_ms or 0,
+                "oldest_seconds": (snapshot.oldest_ms or 0) / 1000,
+                "oldest_in_flight_seconds": (snapshot.oldest_in_flight_ms or 0) / 1000,
             }
             for name, value in values.items():
                 gauges[name].add_metric([label_of(group.name), label_of(group.filter)], value)

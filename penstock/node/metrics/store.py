@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.node.metrics.families import add_latencies, counter, gauge, labelled_counter, labelled_gauge
+from penstock.node.metrics.families import add_latencies, counter, durations, gauge, labelled_counter, labelled_gauge
 from penstock.store.space import Level
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -37,6 +37,16 @@ class StoreCollector(Collector):
             "penstock_queue_entries_trimmed", "Entries that retention removed from light queues.", retention.trimmed_entries
         )
         yield counter("penstock_log_syncs", "Group commits: calls of fdatasync for the CommitLog.", store.syncs)
+        yield durations(
+            "penstock_log_sync_seconds",
+            "Time that a call of fdatasync took, from its request or the end of the one before.",
+            store.sync_times,
+        )
+        yield durations(
+            "penstock_log_commit_seconds",
+            "Time from a write of the CommitLog until it is on disk and the answers that wait for it go out, such as PUBACKs.",
+            store.commit_times,
+        )
         yield counter("penstock_messages_stored", "Messages stored since the start.", store.messages_stored)
         yield gauge("penstock_queues", "Number of light queues.", len(store.queues))
         yield from self._index()
@@ -110,7 +120,7 @@ class DelayedCollector(Collector):
             {(name,): number for name, number in delayed.due_counts()._asdict().items()},
         )
         lateness = HistogramMetricFamily(
-            "penstock_timers_lateness_ms", "Time in ms from the due time of a delayed message to its firing."
+            "penstock_timers_lateness_seconds", "Time from the due time of a delayed message to its firing."
         )
         add_latencies(lateness, [], delayed.lateness)
         yield lateness

@@ -1,0 +1,37 @@
+"""Metrics of the node as a program: its version, and its event loop."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock import __version__
+from penstock.node.metrics.families import durations, labelled_gauge
+from penstock.store.durations import Durations
+
+
+class ProgramCollector(Collector):
+    """Figures of the program.
+
+    Parameters:
+        lags: of the event loop.
+    """
+
+    def __init__(self, lags: Durations) -> None:
+        self._lags = lags
+
+    def collect(self) -> Iterator[Metric]:
+        yield labelled_gauge(
+            "penstock_build_info",
+            "1, with the versions of Penstock and Python as labels.",
+            ["version", "python"],
+            {(__version__, platform.python_version()): 1},
+        )
+        yield durations(
+            "penstock_loop_lag_seconds",
+            "Time by which the event loop runs late what is due. All clients wait for it meanwhile.",
+            self._lags,
+        )
