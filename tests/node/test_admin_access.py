@@ -147,6 +147,27 @@ async def test_a_password_that_was_right_is_wrong_after_it_has_changed(start: St
     assert await listening.log_in("ann", "another") == 200
 
 
+async def test_a_password_that_changes_while_it_is_hashed_is_wrong(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening = await start(EVERYWHERE)
+    is_right, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def to_thread(prove: Any, *arguments: Any) -> Any:
+        found = prove(*arguments)
+        is_right.set()
+        await may_go_on.wait()
+        return found
+
+    monkeypatch.setattr("penstock.node.adminaccess.asyncio.to_thread", to_thread)
+    waiting = asyncio.create_task(listening.log_in("ann", PASSWORD))
+    await is_right.wait()
+    (tmp_path / "passwords").write_text(f"ann:{CHEAP.hash('another')}\n")
+    listening.access.reload("test")
+    may_go_on.set()
+    assert await waiting == 401
+
+
 async def test_a_signed_token_brings_its_roles(start: Start) -> None:
     listening = await start(EVERYWHERE)
     claims = {"sub": "eve", "exp": 1_700_000_060}
