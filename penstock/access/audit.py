@@ -1,4 +1,4 @@
-"""The audit log: who connected, was refused, was denied, and changed what or failed to. A JSON object a line.
+"""The audit log: who connected, was refused, was denied, left, and changed what or failed to. A JSON object a line.
 
     {"at": "2026-11-23T11:31:14.000Z", "event": "denied", "user": "sensor-7", "client": "s7", "address": "10.0.0.7", ...}
 
@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import orjson
 import structlog
@@ -26,7 +26,16 @@ Event = Literal["connected", "refused", "denied", "disconnected", "changed", "fa
 TEXT_CHARS_MAX: Final = 300
 """Longer texts are cut: clients choose most of them."""
 
+KIND_FIELDS: Final = ("what", "reason", "action")
+"""Fields whose values tell the kinds of one event apart, such as denied publishes and denied pops. No client chooses them."""
+
+KIND_SHARE: Final = 10
+"""Each kind of an event has this part of the lines for itself, so that a flood of one kind does not hide the others."""
+
 _PERMISSIONS: Final = 0o600
+
+EventKind: TypeAlias = tuple[Event, str, str]
+"""An event, and the first of `KIND_FIELDS` that its line has, with its value."""
 
 
 class Audit:
@@ -34,7 +43,8 @@ class Audit:
 
     Parameters:
         path: of the file; empty for none.
-        lines_per_s: the maximum number of lines of one event between two calls of `turn_page`.
+        lines_per_s: the maximum number of lines of one event between two calls of `turn_page`. When an event has had them, each
+            kind of it still gets a tenth of that number: see `KIND_FIELDS`.
         now_ms: returns the time in ms since 1970.
 
     Raises:
@@ -45,7 +55,13 @@ class Audit:
         self._path = path
         self._lines_per_s = lines_per_s
         self._now_ms = now_ms
-        self._written: dict[str, int] = {}
+        self._kind_lines = max(lines_per_s // KIND_SHARE, 1)
+        self._written: dict[Event, int] = {}
+        """Lines of each event in this second."""
+        self._written_of: dict[EventKind, int] = {}
+        """Lines of each kind in this second."""
+        self._left_out: dict[EventKind, int] = {}
+        """Lines of each kind in this second that were not written."""
         self._file = self._open() if path else -1
         self._is_failing = False
         self.is_on: Final = bool(path)
@@ -60,17 +76,22 @@ class Audit:
         self.counts[event] = self.counts.get(event, 0) + 1
         if not self._path:
             return
-        written = self._written[event] = self._written.get(event, 0) + 1
-        if written <= self._lines_per_s:
-            about = {"user": subject.user, "client": subject.client_id, "address": subject.address}
-            self._write({"event": event} | about | values)
+        field = next((each for each in KIND_FIELDS if each in values), "")
+        kind: EventKind = (event, field, str(values.get(field, "")))
+        written, written_of = self._written.get(event, 0), self._written_of.get(kind, 0)
+        if written >= self._lines_per_s and written_of >= self._kind_lines:
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return
+        self._written[event], self._written_of[kind] = written + 1, written_of + 1
+        about = {"user": subject.user, "client": subject.client_id, "address": subject.address}
+        self._write({"event": event} | about | values)
 
     def turn_page(self) -> None:
         """Begin a new second, and write how many lines the last one left out. The caller calls this once a second."""
-        written, self._written = self._written, {}
-        for event, lines in written.items():
-            if lines > self._lines_per_s:
-                self._write({"event": "left_out", "of": event, "lines": lines - self._lines_per_s})
+        left_out = self._left_out
+        self._written, self._written_of, self._left_out = {}, {}, {}
+        for (event, field, value), lines in left_out.items():
+            self._write({"event": "left_out", "of": event} | ({field: value} if field else {}) | {"lines": lines})
 
     def reopen(self) -> None:
         """Open the file anew, because it may have been renamed. Where that fails, go on with the old one, and log it."""
@@ -85,8 +106,9 @@ class Audit:
         self._file = fresh
 
     def close(self) -> None:
-        """Close the file."""
+        """Write how many lines were left out, and close the file."""
         if self._file >= 0:
+            self.turn_page()
             os.close(self._file)
             self._file = -1
             self._path = ""

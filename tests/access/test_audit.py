@@ -46,6 +46,21 @@ def test_a_flood_is_counted_and_other_events_are_written(tmp_path: Path) -> None
     assert lines(path)[3]["lines"] == 3
 
 
+def test_a_flood_of_one_kind_leaves_a_tenth_of_the_rate_to_each_other_kind(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(str(path), 20, ManualClock().now_ms)
+    for kind, count in (("publish", 1000), ("pop", 5), ("admin", 1)):
+        for _ in range(count):
+            audit.note("denied", Subject("eve"), action=kind)
+    assert [line["action"] for line in lines(path)] == ["publish"] * 20 + ["pop"] * 2 + ["admin"]
+    audit.close()
+    assert [(line["of"], line["action"], line["lines"]) for line in lines(path)[23:]] == [
+        ("denied", "publish", 980),
+        ("denied", "pop", 3),
+    ]
+    assert audit.counts == {"denied": 1006}
+
+
 def test_a_file_that_was_renamed_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     audit = Audit(str(path), 2, ManualClock().now_ms)
