@@ -9,7 +9,9 @@ from typing import Final, Protocol
 import grpc
 
 from penstock.access.actions import SEND
+from penstock.access.audit import Event
 from penstock.access.rights import Rights
+from penstock.access.subject import Subject
 from penstock.pop.errors import PopError
 from penstock.store.causer import NODE, Causer, source_of
 from penstock.store.record import decode
@@ -123,11 +125,24 @@ class AccessDenied(PopError):
     Parameters:
         status: UNAUTHENTICATED, PERMISSION_DENIED, or UNAVAILABLE if nobody can tell now.
         detail: what the caller is told.
+        event: what the audit log calls it.
+        subject: who is not allowed, as far as that is known; None for the caller of the present call.
+        about: fields of the line in the audit log.
     """
 
-    def __init__(self, status: grpc.StatusCode, detail: str) -> None:
+    def __init__(
+        self,
+        status: grpc.StatusCode,
+        detail: str,
+        event: Event = "refused",
+        subject: Subject | None = None,
+        **about: object,
+    ) -> None:
         self.status = status
         self.detail = detail
+        self.event: Final[Event] = event
+        self.subject = subject
+        self.about = about
         super().__init__(detail)
 
 
@@ -171,7 +186,8 @@ def check_sender(store: Store, position: int, size: int | None) -> None:
         return
     topic = _topic_of(store, position, size)
     if topic is None:
-        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, "the message can't be read, so its topic is not known")
+        detail = "the message can't be read, so its topic is not known"
+        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, detail, "denied", action=SEND, why=detail)
     check_permitted(SEND, topic)
 
 
@@ -199,4 +215,4 @@ def check_rights(rights: Rights, action: str, name: str) -> None:
     if not rights.may(action, name):
         what = f"{name[:80]!r}" if name else "all groups"
         detail = f"{rights.subject.user} may not {action} {what}: the node's access file does not allow it"
-        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, detail)
+        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, detail, "denied", rights.subject, action=action, name=name)

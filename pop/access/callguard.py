@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -19,6 +20,7 @@ from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInval
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
+from penstock.pop.access.auditedcall import About, AuditedCall
 from penstock.pop.access.caller import CALLER, GUARDED, AccessDenied, GuardedCall, address_of, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.access.refusals import CallRefused
@@ -49,13 +51,14 @@ class ServiceRules:
         prefix: what the full names of its methods begin with.
         needs: the needs of a request, by the name of its method. A method that is not in here needs a principal only.
         refuse: returns what ends a call that is not allowed.
-        changes: the methods that change what others rely on, so that the audit log names their callers.
+        changes: the methods that change what others rely on; each returns what a request is to change, for the audit log. The
+            code of the method calls `note_change` when that is done.
     """
 
     prefix: str
     needs: Mapping[str, Needs]
     refuse: Refuse
-    changes: frozenset[str] = frozenset()
+    changes: Mapping[str, Callable[[Any], About]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class _Method:
     name: str
     needs: Needs
     refuse: Refuse
-    is_change: bool = False
+    changes: Callable[[Any], About] | None = None
 
 
 def no_needs(_request: Any) -> Iterator[Need]:
@@ -110,35 +113,35 @@ class CallGuard:
         for rules in self._rules:
             if full_name.startswith(rules.prefix):
                 name = full_name.removeprefix(rules.prefix)
-                return _Method(name, rules.needs.get(name, no_needs), rules.refuse, name in rules.changes)
+                return _Method(name, rules.needs.get(name, no_needs), rules.refuse, rules.changes.get(name))
         return _Method(full_name, no_needs, refuse_by_status)
 
     def _unary_unary(self, serve: Any, method: _Method) -> Any:
         async def checked(request: Any, context: Context) -> Any:
-            try:
-                guarded = GuardedCall(self._needs(method, request))
-                GUARDED.set(guarded)
-                ends_ms = self._check(context, method, guarded.needs)
-                if method.is_change:
-                    self._note_change(context, method, request)
-                call = LiveCall(lambda: self._check_again(context, method, guarded), lambda: self._subject(context))
-                return await self._live.run(call, serve(request, context), self._seconds_to(ends_ms))
-            except PopError as error:
-                raise method.refuse(error) from error
+            with self._audited(context, method, request):
+                try:
+                    guarded = GuardedCall(self._needs(method, request))
+                    GUARDED.set(guarded)
+                    ends_ms = self._check(context, guarded.needs)
+                    call = LiveCall(lambda: self._check_again(context, guarded), lambda: self._subject(context))
+                    return await self._live.run(call, serve(request, context), self._seconds_to(ends_ms))
+                except PopError as error:
+                    raise method.refuse(error) from error
 
         return checked
 
     def _unary_stream(self, serve: Any, method: _Method) -> Any:
         async def checked(request: Any, context: Context) -> AsyncIterator[Any]:
-            try:
-                guarded = GuardedCall(self._needs(method, request))
-                GUARDED.set(guarded)
-                ends_ms = self._check(context, method, guarded.needs)
-                call = LiveCall(lambda: self._check_again(context, method, guarded), lambda: self._subject(context))
-                async for response in self._live.serve(call, serve(request, context), self._seconds_to(ends_ms)):
-                    yield response
-            except PopError as error:
-                raise method.refuse(error) from error
+            with self._audited(context, method, request):
+                try:
+                    guarded = GuardedCall(self._needs(method, request))
+                    GUARDED.set(guarded)
+                    ends_ms = self._check(context, guarded.needs)
+                    call = LiveCall(lambda: self._check_again(context, guarded), lambda: self._subject(context))
+                    async for response in self._live.serve(call, serve(request, context), self._seconds_to(ends_ms)):
+                        yield response
+                except PopError as error:
+                    raise method.refuse(error) from error
 
         return checked
 
@@ -146,27 +149,32 @@ class CallGuard:
         async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             guarded = GuardedCall()
             GUARDED.set(guarded)
-            call = LiveCall(lambda: self._check_again(context, method, guarded), lambda: self._subject(context))
+            call = LiveCall(lambda: self._check_again(context, guarded), lambda: self._subject(context))
 
             async def permitted() -> AsyncIterator[Any]:
                 async for request in requests:
                     found = self._needs(method, request)
-                    self._check(context, method, found)
+                    self._check(context, found)
                     guarded.needs.update(dict.fromkeys(found))
                     yield request
 
-            try:
-                ends_ms = self._check(context, method, ())
-                async for response in self._live.serve(call, serve(permitted(), context), self._seconds_to(ends_ms)):
-                    yield response
-            except PopError as error:
-                raise method.refuse(error) from error
+            with self._audited(context, method, None):
+                try:
+                    ends_ms = self._check(context, ())
+                    async for response in self._live.serve(call, serve(permitted(), context), self._seconds_to(ends_ms)):
+                        yield response
+                except PopError as error:
+                    raise method.refuse(error) from error
 
         return checked
 
+    def _audited(self, context: Context, method: _Method, request: Any) -> AuditedCall:
+        about = partial(method.changes, request) if method.changes is not None else None
+        return AuditedCall(self._access.audit, method.name, partial(self._caller, context), about)
+
     def disconnect(self, kind: Kind, name: str) -> int:
         """End the calls of a user, of a RocketMQ client id, or from an address or network; return how many there were."""
-        error = AccessDenied(grpc.StatusCode.UNAVAILABLE, "an operator has ended the call")
+        error = AccessDenied(grpc.StatusCode.UNAVAILABLE, "an operator has ended the call", "disconnected")
         return self._live.end(lambda subject: concerns(kind, name, subject), error)
 
     def _changed(self) -> None:
@@ -181,7 +189,7 @@ class CallGuard:
 
     # --- one call ---------------------------------------------------------------------------------------------------
 
-    def _check(self, context: Context, method: _Method, needs: Iterable[Need]) -> int | None:
+    def _check(self, context: Context, needs: Iterable[Need]) -> int | None:
         """Find out who calls, for the code that serves the call, and check what the call needs.
 
         Returns when the proof of the caller's identity ends, in ms since 1970; None if it does not. Raises AccessDenied.
@@ -193,13 +201,16 @@ class CallGuard:
                 _check_banned(bans, self._subject(context))
             return None
         if bans:  # what follows may cost a signature
-            _check_banned(bans, Subject(client_id=_client_id_of(context), address=address_of(context)))
-        identity = self._authenticate(policy, context)
+            _check_banned(bans, _stranger(context))
+        identity, why = self._authenticate(policy, context)
         if identity is None:
             raise AccessDenied(
                 grpc.StatusCode.UNAUTHENTICATED,
                 "the node doesn't know who calls: show a token that it knows (metadata 'authorization: Bearer TOKEN'), a "
                 "certificate, or a signature by an access key",
+                subject=_stranger(context),
+                reason="UNAUTHENTICATED",
+                why=why,
             )
         subject = Subject(identity.user, identity.roles, address=address_of(context))
         if bans:
@@ -211,19 +222,17 @@ class CallGuard:
             rights = self._rights[subject] = policy.rights_of(subject)
         CALLER.set(rights)
         for action, name in needs:
-            if not rights.may(action, name):
-                self._access.audit.note("denied", subject, over="grpc", method=method.name, action=action, name=name)
             check_rights(rights, action, name)
         return identity.expires_ms
 
-    def _check_again(self, context: Context, method: _Method, call: GuardedCall) -> None:
+    def _check_again(self, context: Context, call: GuardedCall) -> None:
         """Check a call that goes on as `_check` does, and note what its caller may do now.
 
         That happens in a context of its own, because the present one is that of whoever has changed access control.
         """
 
         def check() -> Rights | None:
-            self._check(context, method, call.needs)
+            self._check(context, call.needs)
             return CALLER.get()
 
         call.rights = copy_context().run(check)
@@ -231,11 +240,23 @@ class CallGuard:
     def _subject(self, context: Context) -> Subject:
         """Return who calls, as bans and operators name callers. Raises AccessDenied if nobody can tell now."""
         policy = self._access.policy
-        identity = self._authenticate(policy if policy is not None else _NOBODY, context, is_noted=False)
-        user = identity.user if identity is not None else ""
-        return Subject(user, client_id=_client_id_of(context), address=address_of(context))
+        identity, _ = self._authenticate(policy if policy is not None else _NOBODY, context)
+        return replace(_stranger(context), user=identity.user if identity is not None else "")
 
-    def _authenticate(self, policy: AccessPolicy, context: Context, *, is_noted: bool = True) -> ProvenIdentity | None:
+    def _caller(self, context: Context, subject: Subject | None) -> Subject:
+        """Return who calls, as the audit log names callers. `subject` is what is known of the caller already, if anything."""
+        rights = CALLER.get()
+        if subject is None and rights is not None:
+            subject = rights.subject
+        if subject is not None:
+            return replace(subject, client_id=_client_id_of(context))
+        try:
+            return self._subject(context)
+        except AccessDenied:
+            return _stranger(context)
+
+    def _authenticate(self, policy: AccessPolicy, context: Context) -> tuple[ProvenIdentity | None, str]:
+        """Return who calls, or None and why that is not known. Raises AccessDenied if nobody can tell now."""
         metadata = _metadata_of(context)
         authorization = metadata.get("authorization", "")
         scheme, _, credentials = authorization.partition(" ")
@@ -247,36 +268,32 @@ class CallGuard:
             principal = policy.by_token(token)
             if principal is None and tokens is not None and is_token(token):
                 try:
-                    return tokens.verify(token)
+                    return tokens.verify(token), ""
                 except TokenInvalid as error:
                     why = str(error)
                 except KeysUnavailable as error:
-                    raise AccessDenied(grpc.StatusCode.UNAVAILABLE, f"{error}; try again") from error
+                    raise AccessDenied(
+                        grpc.StatusCode.UNAVAILABLE, f"{error}; try again", subject=_stranger(context), reason="UNAVAILABLE"
+                    ) from error
         else:
             properties: Any = context.auth_context() or {}
             principal = policy.by_certificate(
                 name.decode(errors="replace")
-                for field in ("x509_common_name", "x509_subject_alternative_name")
-                for name in properties.get(field, ())
+                for kind in ("x509_common_name", "x509_subject_alternative_name")
+                for name in properties.get(kind, ())
             )
-        if principal is not None:
-            return ProvenIdentity(principal.name)
-        if is_noted:
-            self._access.audit.note("refused", Subject(address=address_of(context)), over="grpc", why=why)
-        return None
-
-    def _note_change(self, context: Context, method: _Method, request: Any) -> None:
-        caller = CALLER.get()
-        subject = caller.subject if caller is not None else Subject(address=address_of(context))
-        about = {name: str(getattr(request, name)) for name in ("group", "filter", "name") if hasattr(request, name)}
-        if hasattr(request, "schedule"):
-            about["name"] = request.schedule.name
-        self._access.audit.note("changed", subject, over="grpc", what=method.name, **about)
+        return (ProvenIdentity(principal.name), "") if principal is not None else (None, why)
 
 
 def _check_banned(bans: Bans, subject: Subject) -> None:
     if (ban := bans.of(subject)) is not None:
-        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, f"the {ban.kind} {ban.name} is banned")
+        detail = f"the {ban.kind} {ban.name} is banned"
+        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, detail, subject=subject, reason="BANNED")
+
+
+def _stranger(context: Context) -> Subject:
+    """Return what is known of a caller that has not shown who it is."""
+    return Subject(client_id=_client_id_of(context), address=address_of(context))
 
 
 def _metadata_of(context: Context) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.access.actions import ADMIN, CONSUME, POP, SEND
+from penstock.pop.access.auditedcall import About
 from penstock.pop.access.callguard import Need, ServiceRules, no_needs, refuse_by_status
 
 
@@ -47,6 +48,30 @@ def _admin_all(_request: Any) -> Iterator[Need]:
     yield ADMIN, ""
 
 
+def _group(request: Any) -> About:
+    return {"group": request.group, "filter": getattr(request, "filter", "")}
+
+
+def _schedule(request: Any) -> About:
+    return {"name": request.name}
+
+
+def _new_schedule(request: Any) -> About:
+    return {"name": request.schedule.name, "topic": request.schedule.topic}
+
+
+def _timer(request: Any) -> About:
+    return {"topic": request.topic, "key": request.key}
+
+
+def _rescheduled_timer(request: Any) -> About:
+    return _timer(request.name)
+
+
+def _recall(request: Any) -> About:
+    return {"handles": len(request.recall_handles)}
+
+
 POP_RULES = ServiceRules(
     "/penstock.pop.v1.PopService/",
     {
@@ -63,6 +88,7 @@ POP_RULES = ServiceRules(
         "ListTransactions": _admin_all,
     },
     refuse_by_status,
+    {"Recall": _recall},
 )
 """Each method of PopService is in here; a test holds the table to the service's descriptor."""
 
@@ -78,7 +104,7 @@ GROUP_RULES = ServiceRules(
         "Redrive": _admin,
     },
     refuse_by_status,
-    frozenset(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "Redrive")),
+    dict.fromkeys(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "Redrive"), _group),
 )
 """Each method of GroupService is in here; a test holds the table to the service's descriptor."""
 
@@ -95,7 +121,8 @@ SCHEDULE_RULES = ServiceRules(
         "DeleteSchedule": no_needs,
     },
     refuse_by_status,
-    frozenset(("CreateSchedule", "PauseSchedule", "ResumeSchedule", "RunSchedule", "DeleteSchedule")),
+    dict.fromkeys(("PauseSchedule", "ResumeSchedule", "RunSchedule", "DeleteSchedule"), _schedule)
+    | {"CreateSchedule": _new_schedule},
 )
 """Each method of ScheduleService is in here; a test holds the table to the service's descriptor."""
 
@@ -110,5 +137,6 @@ TIMER_RULES = ServiceRules(
         "CountTimers": _admin_all,
     },
     refuse_by_status,
+    {"CancelTimer": _timer, "RescheduleTimer": _rescheduled_timer},
 )
 """Each method of TimerService is in here; a test holds the table to the service's descriptor."""

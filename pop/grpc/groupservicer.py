@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.pop.access.auditedcall import change_noted
 from penstock.pop.access.caller import causer_of_call
 from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.admin import ResetTo
@@ -45,13 +46,15 @@ class GroupServicer:
     async def CreateGroup(self, request: pb.CreateGroupRequest) -> pb.GroupsResponse:
         settings = changed(DEFAULTS, request.settings)
         start = start_of(request.start, request.start_at_ms)
-        group = self._admin.create(request.group, request.filter, start, settings, causer_of_call())
+        with change_noted(self._store):
+            group = self._admin.create(request.group, request.filter, start, settings, causer_of_call())
         await self._store.durable()
         return self._described([group])
 
     @with_status
     async def UpdateGroup(self, request: pb.UpdateGroupRequest) -> pb.GroupsResponse:
-        groups = self._admin.update(request.group, request.filter, lambda old: changed(old, request.settings))
+        with change_noted(self._store):
+            groups = self._admin.update(request.group, request.filter, lambda old: changed(old, request.settings))
         await self._store.durable()
         return self._described(groups)
 
@@ -61,7 +64,8 @@ class GroupServicer:
 
     @with_status
     async def DeleteGroup(self, request: pb.GroupRequest) -> pb.DeleteGroupResponse:
-        self._admin.delete(request.group, request.filter)
+        with change_noted(self._store):
+            self._admin.delete(request.group, request.filter)
         await self._store.durable()
         return pb.DeleteGroupResponse()
 
@@ -73,7 +77,9 @@ class GroupServicer:
             time_ms=request.time_ms if chosen == "time_ms" else None,
             position=position_of(request.message_id) if chosen == "message_id" else None,
         )
-        groups = self._admin.reset(request.group, request.filter, to)
+        with change_noted(self._store) as about:
+            groups = self._admin.reset(request.group, request.filter, to)
+            about["to"] = to.end or to.time_ms or request.message_id
         await self._store.durable()
         return self._described(groups)
 
@@ -92,7 +98,8 @@ class GroupServicer:
     async def Redrive(self, request: pb.RedriveRequest) -> pb.RedriveResponse:
         check_count("redrive dead letters", request.message_ids, DEAD_LETTERS_MAX)
         positions = [position_of(each) for each in request.message_ids] or None
-        redriven = self._dead_letters.redrive(request.group, positions)
+        with change_noted(self._store) as about:
+            about["redriven"] = redriven = self._dead_letters.redrive(request.group, positions)
         await self._store.durable()
         return pb.RedriveResponse(redriven=redriven)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from penstock.access.actions import SEND
+from penstock.pop.access.auditedcall import change_noted
 from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted
 from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import check_properties
@@ -70,7 +71,9 @@ class ScheduleServicer:
                     raise ScheduleExists(
                         f"there is a schedule {definition.name!r} already: set replace, delete it, or choose another name"
                     )
-            answer = described(self._schedules.put(definition, causer_of_call()), with_upcoming=True)
+            with change_noted(self._store):
+                schedule = self._schedules.put(definition, causer_of_call())
+            answer = described(schedule, with_upcoming=True)
         await self._store.durable()
         return answer
 
@@ -99,7 +102,8 @@ class ScheduleServicer:
     @with_status
     async def PauseSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
         schedule = self._named(request.name)
-        self._schedules.pause(schedule)
+        with change_noted(self._store):
+            self._schedules.pause(schedule)
         await self._store.durable()
         return described(schedule)
 
@@ -107,20 +111,24 @@ class ScheduleServicer:
     async def ResumeSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
         async with self._own_turn():
             schedule = self._named(request.name)
-            self._schedules.resume(schedule)
+            with change_noted(self._store):
+                self._schedules.resume(schedule)
             answer = described(schedule, with_upcoming=True)
         await self._store.durable()
         return answer
 
     @with_status
     async def RunSchedule(self, request: pb.ScheduleRequest) -> pb.RunScheduleResponse:
-        position = self._schedules.run(self._named(request.name))
+        with change_noted(self._store) as about:
+            position = self._schedules.run(self._named(request.name))
+            about["message"] = message_id(position)
         await self._store.durable()
         return pb.RunScheduleResponse(message_id=message_id(position))
 
     @with_status
     async def DeleteSchedule(self, request: pb.ScheduleRequest) -> pb.DeleteScheduleResponse:
-        self._schedules.delete(self._named(request.name))
+        with change_noted(self._store):
+            self._schedules.delete(self._named(request.name))
         await self._store.durable()
         return pb.DeleteScheduleResponse()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.access.actions import SEND
+from penstock.pop.access.auditedcall import note_change, note_failed
 from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted, check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
@@ -14,7 +15,7 @@ from penstock.store.causer import Causer
 from penstock.store.properties import decode_properties
 from penstock.store.record import decode
 from penstock.store.store import Store
-from penstock.timer.delayed import DelayedMessages
+from penstock.timer.delayed import DelayedMessages, Recalled
 from penstock.timer.keys import TimerKeys
 from penstock.timer.listing import ROWS_DEFAULT, ROWS_MAX, ListedTimer, TimerListing, TimerQuery
 
@@ -61,8 +62,13 @@ class TimerServicer:
     async def CancelTimer(self, request: pb.TimerName) -> pb.Status:
         named = self._named(request)
         if not isinstance(named, tuple):
+            note_failed(named.detail)
             return named
         recalled = self._delayed.recall(*named)
+        if recalled is Recalled.CANCELLED:
+            note_change(message=message_id(named[0]))
+        else:
+            note_failed(RECALL_STATUS[recalled].detail)
         await self._store.durable()
         return RECALL_STATUS[recalled]
 
@@ -70,6 +76,7 @@ class TimerServicer:
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
         named = self._named(request.name)
         if not isinstance(named, tuple):
+            note_failed(named.detail)
             return pb.Timer(status=named)
         due_ms = request.deliver_at_ms
         if request.delay_ms:
@@ -80,6 +87,10 @@ class TimerServicer:
         stored = self._sender.reschedule(named[0], due_ms, causer_of_call())
         # The answer says what this call did, so it is made before the new message fires or another call ends it.
         timer = self._described(stored.position, due_ms) if stored else pb.Timer(status=self._ended(*named))
+        if stored:
+            note_change(message=message_id(named[0]), replaced_by=message_id(stored.position), due_ms=timer.deliver_at_ms)
+        else:
+            note_failed(timer.status.detail)
         await self._store.durable()
         return timer
 

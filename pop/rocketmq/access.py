@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from penstock.access.actions import CONSUME, POP, SEND
+from penstock.pop.access.auditedcall import About
 from penstock.pop.access.caller import CALLER
 from penstock.pop.access.callguard import Need, ServiceRules, no_needs
 from penstock.pop.access.refusals import CallRefused
@@ -29,6 +31,14 @@ def _sync_lite(request: Any) -> Iterator[Need]:
     parent = filter_of(request.topic)
     for lite_topic in request.lite_topic_set:
         yield POP, lite_filter_of(parent, lite_topic)
+
+
+def _offset(request: Any) -> About:
+    return {"group": unquote(request.group.name), "filter": unquote(request.message_queue.topic.name)}
+
+
+def _recall(request: Any) -> About:
+    return {"topic": unquote(request.topic.name)}
 
 
 def _telemetry(request: Any) -> Iterator[Need]:
@@ -78,5 +88,6 @@ RULES = ServiceRules(
         "SyncLiteSubscription": _sync_lite,
     },
     _refuse,
+    {"UpdateOffset": _offset, "RecallMessage": _recall},
 )
 """The table has all methods of the service. A test compares it with the descriptor of the service."""

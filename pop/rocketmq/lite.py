@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from penstock.pop.access.auditedcall import note_change
 from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.admin import GroupAdmin, ResetTo
 from penstock.pop.core.group import ConsumerGroup
@@ -105,6 +106,7 @@ class LiteSubscriptions:
             if start is not None and not is_new and topic_filter in asked:
                 to = ResetTo(time_ms=start) if isinstance(start, int) else ResetTo(end=start)
                 self._admin.reset(name, topic_filter, to)
+                note_change(group=name, filter=topic_filter, to=start)
         for topic_filter in [each for each in had if each not in filters]:
             self._unsubscribe(client.id, name, parent, topic_filter, self._now_ms())
             del had[topic_filter]

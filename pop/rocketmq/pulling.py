@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 from penstock.access.actions import POP
+from penstock.pop.access.auditedcall import note_change
 from penstock.pop.access.caller import causer_of_call, check_permitted, check_permitted_throughout
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.admin import ResetTo
@@ -109,8 +110,11 @@ class PullConsumers:
         group = self._group(request)
         self._store.commit()
         self._check_offset(group.queue, request.offset)
-        if request.offset != group.cursor:
+        before = group.cursor
+        if request.offset != before:
             self._core.admin.reset(group.name, group.filter, ResetTo(offset=request.offset))
+        if request.offset < before:  # consumers note their progress with the same call, as others acknowledge
+            note_change(group=group.name, filter=group.filter, offset=request.offset, before=before)
         await self._durable()
         return service_pb.UpdateOffsetResponse(status=status())
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.access.actions import POP
+from penstock.pop.access.auditedcall import note_change
 from penstock.pop.access.caller import causer_of_call, check_permitted_throughout
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.core import PopCore
@@ -172,6 +173,7 @@ class MessageReceiver:
                 settings, expression=wanted[0], expression_type=wanted[1], expression_of_consumers=wanted[0] != "*"
             ),
         )
+        note_change(group=name, filter=topic_filter, expression=wanted[0])
         self._expressions.note(client, group, wanted)
         return group
 

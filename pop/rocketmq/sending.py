@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.pop.access.auditedcall import note_change, note_failed
 from penstock.pop.access.caller import causer_of_call, check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
@@ -91,6 +92,10 @@ class MessageSender:
         check_sender(self._store, named[0], size)
         recalled = self._id(named[0], size)
         code, detail = RECALL_CODES[self._delayed.recall(*named)]
+        if code is Code.OK:
+            note_change(message=recalled)
+        else:
+            note_failed(detail)
         await self._store.durable()
         return service_pb.RecallMessageResponse(status=status(code, detail), message_id=recalled if code is Code.OK else "")
 
