@@ -222,7 +222,7 @@ class Gateway:
             self.counters,
             self.traffic,
         )
-        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, strikes.add)
+        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, strikes.add, access.audit)
         self.sockets: Sockets | None = None
         """Once the gateway has started, if the system has epoll."""
 

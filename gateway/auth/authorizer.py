@@ -35,7 +35,7 @@ from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect
-from penstock.gateway.protocol.errors import ConnectRefused
+from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.transport.peer import Peer, username_of
 from penstock.store.store import Store
@@ -341,12 +341,15 @@ class Authorizer:
             return False
         return proves
 
-    def note_refused(self, connection: Applicant, wish: Connect, error: ConnectRefused) -> None:
-        """Write into the audit log that a CONNECT was refused."""
-        subject = Subject(connection.peer.username or "", client_id=wish.client_id, address=connection.peer.host)
-        self.access.audit.note(
-            "refused", subject, claimed=wish.username, listener=connection.peer.listener.name, why=str(error)
-        )
+    def note_refused(self, connection: Applicant, wish: Connect | None, error: ProtocolError) -> None:
+        """Write into the audit log that a CONNECT was refused. `wish` is None if it could not be read."""
+        peer = connection.peer
+        client_id, claimed = (wish.client_id, wish.username) if wish is not None else ("", None)
+        user, about = connection.user or peer.username or "", {"reason": error.reason.name, "why": str(error)}
+        if claimed != user:
+            about["claimed"] = claimed or ""
+        subject = Subject(user, client_id=client_id, address=peer.host)
+        self.access.audit.note("refused", subject, listener=peer.listener.name, **about)
 
     def note_denied(self, rights: Rights, action: str, topics: list[bytes]) -> None:
         """Count topics or filters that the rules deny a client, and write them into the audit log."""

@@ -1,10 +1,12 @@
-"""Counts and logs the connections that the server closes."""
+"""Counts and logs the connections that the server closes, and writes into the audit log which clients are gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
+from penstock.access.audit import Audit
+from penstock.access.subject import Subject
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.protocol.reasons import ReasonCode
@@ -25,15 +27,19 @@ STRIKES: Final = frozenset(
 
 
 class CloseLog:
-    """Counts and logs the connections that the server closes for a reason.
+    """Counts and logs the connections that the server closes for a reason, and notes the end of every client.
 
     Parameters:
         counters, traffic: count them by reason.
         logbook: names them.
         strike: counts a strike against the source of a peer.
+        audit: names the clients that were connected.
     """
 
-    def __init__(self, counters: GatewayCounters, traffic: Traffic, logbook: Logbook, strike: Callable[[Peer], None]) -> None:
+    def __init__(
+        self, counters: GatewayCounters, traffic: Traffic, logbook: Logbook, strike: Callable[[Peer], None], audit: Audit
+    ) -> None:
+        self._audit = audit
         self._counters = counters
         self._traffic = traffic
         self._logbook = logbook
@@ -49,3 +55,17 @@ class CloseLog:
         self._logbook.note(
             "connection.closed", client=client_id, peer=str(peer), listener=listener, reason=reason.name, why=why
         )
+
+    def left(self, user: str, client_id: str, peer: Peer, why: str, reason: ReasonCode) -> None:
+        """Write into the audit log that a client whose CONNECT was accepted is no longer connected.
+
+        Args:
+            user: its user name; empty if nobody vouched for one.
+            client_id: its client id.
+            peer: the other end of its connection.
+            why: a sentence. Empty if `reason` says all.
+            reason: why the server closed the connection. The line leaves out those that are no failures.
+        """
+        name = reason.name if reason >= ReasonCode.UNSPECIFIED_ERROR else ""
+        subject = Subject(user, client_id=client_id, address=peer.host)
+        self._audit.note("disconnected", subject, listener=peer.listener.name, reason=name, why=why)

@@ -271,12 +271,12 @@ class Connection(AnsweringProtocol):
         self._transport = None
         self._inbox.open(None)
         self.outbox.lost()
-        self._end()
+        self._end(f"the connection was lost: {exc}" if exc else "the connection was lost", ReasonCode.NORMAL_DISCONNECTION)
         self._open_connections.remove(self)
 
     def eof_received(self) -> bool:
         # A client that has sent everything may still wait for its acks. `close` sends them, so the transport must not close.
-        self.close("", ReasonCode.NORMAL_DISCONNECTION)
+        self.close("", ReasonCode.NORMAL_DISCONNECTION, left="the client has closed the connection without a DISCONNECT")
         return not self._listener.options.is_tls  # TLS has no half-closed connections
 
     def pause_writing(self) -> None:
@@ -571,7 +571,7 @@ class Connection(AnsweringProtocol):
             session.expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
         if wish.reason == ReasonCode.NORMAL_DISCONNECTION:
             session.has_will = False  # [MQTT-3.14.4-3]
-        self.close("", ReasonCode.NORMAL_DISCONNECTION)
+        self.close("", ReasonCode.NORMAL_DISCONNECTION, left="the client has sent a DISCONNECT")
 
     # --- what waits -------------------------------------------------------------------------------------------------
 
@@ -666,7 +666,7 @@ class Connection(AnsweringProtocol):
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def close(self, why: str, reason: ReasonCode) -> None:
+    def close(self, why: str, reason: ReasonCode, *, left: str = "") -> None:
         """Close the connection: what was written goes out, then the acks that are due, and nothing more is read.
 
         In MQTT 5.0 a DISCONNECT with the reason comes last, unless the client has left by itself.
@@ -675,6 +675,7 @@ class Connection(AnsweringProtocol):
             why: a sentence for the client and the log. Empty if the client or the operator wants the end: then it is neither
                 logged nor counted.
             reason: what is counted, and what the DISCONNECT says.
+            left: a sentence for the audit log if `why` is empty.
         """
         if self._is_closed:
             return
@@ -687,18 +688,19 @@ class Connection(AnsweringProtocol):
         if self._transport is not None:
             self._transport.pause_reading()
             self.outbox.close(why, reason)
-        self._end()
+        self._end(why or left, reason)
 
     def drop(self, why: str, reason: ReasonCode) -> None:
         """Close the connection at once, whatever is still to be sent. `why` and `reason` are those of `close`."""
         self.outbox.abort()
         self.close(why, reason)
 
-    def _end(self) -> None:
-        """Leave the session, once: it is kept, or ends."""
+    def _end(self, why: str, reason: ReasonCode) -> None:
+        """Leave the session, once: it is kept, or ends. The arguments are those of `CloseLog.left`."""
         if not self.connected:
             return
         self.connected = False
+        self._close_log.left(self.user, self.session.client_id, self.peer, why, reason)
         self.outbox.end()
         self.kept.clear()  # nothing of it was acknowledged
         self.subscriptions.stop()

@@ -96,6 +96,16 @@ class Handshake(Generic[C]):
             AuthorizationPending: the plugins have to be asked first.
             ProtocolError: the packet is no CONNECT, or is refused; to be answered by `refuse`.
         """
+        wish: Connect | None = None
+        try:
+            wish = self._wish(connection, packet)
+            self._accept(connection, wish)
+        except ProtocolError as error:  # whatever the reason: nobody is refused without a line in the audit log
+            self._authorizer.note_refused(connection, wish, error)
+            raise
+
+    def _wish(self, connection: C, packet: Packet) -> Connect:
+        """Return what the first packet of a connection says. Raises ProtocolError."""
         if packet[0] == MALFORMED:
             raise packet[1]
         if packet[0] != CONNECT:
@@ -103,33 +113,30 @@ class Handshake(Generic[C]):
         limits = self._store.options
         connection.level = protocol_level(packet[2])
         if connection.candidate is not None:  # the plugins have been asked about this CONNECT, which was parsed before
-            wish = connection.candidate.wish
-        else:
-            wish = parse_connect(
-                packet[2],
-                topic_levels_max=limits.topic_levels_max,
-                topic_bytes_max=limits.topic_bytes_max,
-                user_properties_max=self._options.user_properties_max,
-            )
+            return connection.candidate.wish
+        return parse_connect(
+            packet[2],
+            topic_levels_max=limits.topic_levels_max,
+            topic_bytes_max=limits.topic_bytes_max,
+            user_properties_max=self._options.user_properties_max,
+        )
+
+    def _accept(self, connection: C, wish: Connect) -> None:
         if connection.peer.is_over_rate:
             raise ConnectRefused(
                 "more clients connect than the listener accepts in a second: see connections_per_s",
                 ConnectCode.SERVER_UNAVAILABLE,
                 ReasonCode.CONNECTION_RATE_EXCEEDED,
             )
-        try:
-            self._authorizer.check_ban(connection, wish, "")
-            self._authorizer.admit(connection, wish)
-            self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
-            self._check_will_size(wish)
-            self._authorizer.check_will(connection, wish)
-            client_id = self._authorizer.client_id_of(connection, wish)
-            stored = self._lifecycle.claim(client_id, connection.user)
-            filters = list(stored.subscriptions) if stored is not None and not wish.clean_start else []
-            forbidden = self._authorizer.forbidden(connection, client_id, filters)
-        except ConnectRefused as error:
-            self._authorizer.note_refused(connection, wish, error)
-            raise
+        self._authorizer.check_ban(connection, wish, "")
+        self._authorizer.admit(connection, wish)
+        self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
+        self._check_will_size(wish)
+        self._authorizer.check_will(connection, wish)
+        client_id = self._authorizer.client_id_of(connection, wish)
+        stored = self._lifecycle.claim(client_id, connection.user)
+        filters = list(stored.subscriptions) if stored is not None and not wish.clean_start else []
+        forbidden = self._authorizer.forbidden(connection, client_id, filters)
         self._clients.check_room(client_id)
         outbox = connection.outbox
         if wish.level == V5_0:
