@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import hdrs, web
 
+from penstock.access.audit import Event
 from penstock.access.control import AccessControl
 from penstock.access.errors import AccessInvalid
 from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid, is_token
@@ -52,10 +53,18 @@ class AdminRefused(Exception):
 
     Parameters:
         status: the status of the response.
+        event: what the audit log calls it.
+        subject: who sent the request, if that is known.
+        about: fields of the line in the audit log.
     """
 
-    def __init__(self, status: HTTPStatus, message: str) -> None:
+    def __init__(
+        self, status: HTTPStatus, message: str, event: Event = "refused", subject: Subject | None = None, **about: object
+    ) -> None:
         self.status = status
+        self.event: Final[Event] = event
+        self.subject = subject
+        self.about = about
         super().__init__(message)
 
     def response(self) -> web.Response:
@@ -90,7 +99,16 @@ class AdminAccess:
         self._key = token_bytes(32)
 
     async def check(self, request: web.Request) -> None:
-        """Check that a request may be served. Raises AdminRefused."""
+        """Check that a request may be served; write into the audit log if not. Raises AdminRefused."""
+        try:
+            await self._check(request)
+        except AdminRefused as error:
+            subject = error.subject or Subject(address=_address_of(request))
+            about = {"method": request.method, "path": request.path, "reason": error.status.name, "why": str(error)}
+            self._access.audit.note(error.event, subject, over="admin", **(about | error.about))
+            raise
+
+    async def _check(self, request: web.Request) -> None:
         is_safe = request.method in _SAFE_METHODS
         if is_safe and request.path in OPEN_PATHS:
             return
@@ -110,13 +128,15 @@ class AdminAccess:
         if policy is not None:
             subject = policy.with_roles(subject)
         if (ban := self._access.bans.of(subject)) is not None:
-            raise AdminRefused(HTTPStatus.FORBIDDEN, f"the {ban.kind} {ban.name} is banned")
+            detail = f"the {ban.kind} {ban.name} is banned"
+            raise AdminRefused(HTTPStatus.FORBIDDEN, detail, subject=subject, reason="BANNED")
         wanted = {VIEWER, OPERATOR} if is_safe else {OPERATOR}
         if not wanted & subject.roles:
-            self._access.audit.note("denied", subject, over="admin", method=request.method, path=request.path)
             raise AdminRefused(
                 HTTPStatus.FORBIDDEN,
                 f"{identity.user} has no role {' or '.join(sorted(wanted))}, which a token or a [[role]] of access.file gives",
+                "denied",
+                subject,
             )
 
     # --- where from -------------------------------------------------------------------------------------------------
@@ -151,7 +171,7 @@ class AdminAccess:
         access = self._access
         scheme, _, credentials = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         credentials = credentials.strip()
-        why = "nothing was shown"
+        why, claimed = "nothing was shown", ""
         if scheme.lower() == "bearer" and credentials:
             why = "the token is not known"
             principal = access.policy.by_token(credentials) if access.policy is not None else None
@@ -165,8 +185,8 @@ class AdminAccess:
                 except KeysUnavailable as error:
                     raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again") from error
         elif scheme.lower() == "basic" and credentials:
-            user, password = _user_and_password(credentials)
-            found = await self._log_in(user, password)
+            claimed, password = _user_and_password(credentials)
+            found = await self._log_in(claimed, password)
             if found is not None:
                 return found
             why = "user name and password are not right"
@@ -177,11 +197,12 @@ class AdminAccess:
             if principal is not None:
                 return ProvenIdentity(principal.name)
             why = "no principal has a name of the certificate"
-        access.audit.note("refused", Subject(address=address), over="admin", why=why)
         raise AdminRefused(
             HTTPStatus.UNAUTHORIZED,
             "the node doesn't know who asks: show a token (authorization: Bearer TOKEN), a user name and a password "
             "(authorization: Basic ...) or a certificate of somebody with the role viewer or operator",
+            claimed=claimed,
+            why=why,
         )
 
     async def _log_in(self, user: str, password: str) -> ProvenIdentity | None:

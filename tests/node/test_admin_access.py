@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from hashlib import sha256
@@ -96,6 +97,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             file=str(tmp_path / "access.toml"),
             password_file=str(tmp_path / "passwords"),
             jwt=TokenOptions(algorithms=("HS256",), key_file=str(tmp_path / "secret")),
+            audit_file=str(tmp_path / "audit"),
         )
         access = AccessControl(control if has_access else AccessControlOptions(), tmp_path, lambda: 1_700_000_000_000)
         chosen = AdminOptions(listen=listen, **options)
@@ -180,6 +182,38 @@ async def test_whoever_is_banned_gets_nothing(start: Start) -> None:
     listening = await start(EVERYWHERE)
     listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
     assert await listening.show("s3cret") == 403
+
+
+BILLING = "Bearer b1lling"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "line"),
+    [
+        (401, {}, {"event": "refused", "reason": "UNAUTHORIZED", "why": "nothing was shown"}),
+        (401, {"Authorization": "Bearer x"}, {"event": "refused", "reason": "UNAUTHORIZED", "why": "the token is not known"}),
+        (401, {"Authorization": aiohttp.encode_basic_auth("ann", "guess")}, {"event": "refused", "claimed": "ann"}),
+        (400, {"Authorization": "Basic ???"}, {"event": "refused", "reason": "BAD_REQUEST"}),
+        (421, {"Host": "rebound.example.com"}, {"event": "refused", "reason": "MISDIRECTED_REQUEST"}),
+        (403, {"Origin": "http://evil.example.com"}, {"event": "refused", "reason": "FORBIDDEN", "method": "POST"}),
+        (403, {"Authorization": "Bearer s3cret"}, {"event": "refused", "user": "prometheus", "reason": "BANNED"}),
+        (403, {"Authorization": BILLING}, {"event": "denied", "user": "billing", "method": "GET", "path": STATE}),
+        (200, {"Authorization": aiohttp.encode_basic_auth("ann", PASSWORD)}, None),
+    ],
+)
+async def test_each_request_that_is_refused_has_a_line_in_the_audit_log(
+    start: Start, tmp_path: Path, status: int, headers: dict[str, str], line: dict[str, str] | None
+) -> None:
+    listening = await start(EVERYWHERE, hosts=("admin.example.org",))
+    listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
+    method = "POST" if "Origin" in headers else "GET"
+    assert await listening.ask(method=method, **headers) == status
+    found = [json.loads(each) for each in (tmp_path / "audit").read_text().splitlines()][1:]
+    assert len(found) == (line is not None)
+    for each in found:
+        expected = {"over": "admin", "address": "127.0.0.1"} | (line or {})
+        assert {name: each.get(name) for name in expected} == expected
+        assert each["why"]
 
 
 async def test_logins_that_nobody_has_time_for_are_told_to_come_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
