@@ -24,6 +24,7 @@ from penstock.cli.commands import (
     schedules,
     serve,
     timers,
+    top,
     user,
     worker,
 )
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     for family in (
         serve,
         demo,
+        top,
         mqtt,
         messages,
         groups,

@@ -1,4 +1,4 @@
-"""How `penstock pub` and `penstock sub` find the password of a user. It is never an argument."""
+"""How commands such as `penstock pub` find the password of a user. It is never an argument."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.actions import mqtt
-from penstock.cli.actions.mqtt import PASSWORD, login_of
+from penstock.cli.actions import login
+from penstock.cli.actions.login import PASSWORD, login_of
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_without_a_file_it_is_that_of_the_environment(monkeypatch: pytest.Monkey
 
 def test_without_either_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(mqtt, "getpass", lambda prompt: f"answer to {prompt}")
+    monkeypatch.setattr(login, "getpass", lambda prompt: f"answer to {prompt}")
     assert login_of("ann", None) == ("ann", "answer to Password of ann: ")
 
 

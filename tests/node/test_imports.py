@@ -42,6 +42,7 @@ COMMANDS = (
     "backup",
     "restore",
     "verify",
+    "top",
 )
 
 

@@ -61,10 +61,10 @@ def print_rows(
             out.write(printable(orjson.dumps(row).decode()) + "\n")
         return
     table = [[printable(cell) for cell in row_cells] for row_cells in cells]
-    out.writelines(f"{line}\n" for line in _laid_out(table, columns, get_terminal_size().columns if out.isatty() else None))
+    out.writelines(f"{line}\n" for line in laid_out(table, columns, get_terminal_size().columns if out.isatty() else None))
 
 
-def _laid_out(table: Sequence[Sequence[str]], columns: Sequence[str], width: int | None) -> Iterator[str]:
+def laid_out(table: Sequence[Sequence[str]], columns: Sequence[str], width: int | None) -> Iterator[str]:
     """Yield the lines of a table, or a block of lines for each row where a line would be wider than the terminal.
 
     No cell is ever cut, because the next command may need what it has.

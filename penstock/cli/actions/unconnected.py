@@ -31,6 +31,7 @@ class Protocol:
 
 MQTT = Protocol("as an MQTT broker does", "MQTT broker", "--mqtt")
 GRPC = Protocol("as the gRPC listener of a node does (pop.listen)", "gRPC listener of a node", "--pop", "h2")
+ADMIN = Protocol("as the admin listener of a node does (admin.listen)", "admin listener of a node", "--admin")
 
 
 def why_unconnected(node: Endpoint, protocol: Protocol, cause: BaseException | None) -> str:

@@ -19,6 +19,7 @@ EXIT_INTERRUPTED = 130
 
 MQTT = HostPort("127.0.0.1", 1883)
 POP = HostPort("127.0.0.1", 8081)
+ADMIN = HostPort("127.0.0.1", 8080)
 
 Commands = Any
 """What argparse's `add_subparsers` returns. Its class has no public name."""
@@ -51,7 +52,7 @@ def add_mqtt_address(command: argparse.ArgumentParser) -> None:
     _add_tls(command)
 
 
-def add_mqtt_login(command: argparse.ArgumentParser) -> None:
+def add_login(command: argparse.ArgumentParser) -> None:
     """Add `--user`, and where its password comes from."""
     command.add_argument(
         "--user",
@@ -71,6 +72,19 @@ def add_pop_address(command: argparse.ArgumentParser) -> None:
         "--pop", type=address, default=POP, metavar="HOST:PORT", help="Address of the node's gRPC listener (%(default)s)."
     )
     _add_tls(command)
+
+
+def add_admin_address(command: argparse.ArgumentParser) -> None:
+    """Add `--admin`, the address of the node's admin listener."""
+    command.add_argument(
+        "--admin", type=address, default=ADMIN, metavar="HOST:PORT", help="Address of the node's admin listener (%(default)s)."
+    )
+    _add_tls(command)
+
+
+def admin_endpoint(options: argparse.Namespace) -> Endpoint:
+    """Return the admin listener that the options of `add_admin_address` name. Raises ValueError if they are contradictory."""
+    return _endpoint(options, options.admin)
 
 
 def mqtt_endpoint(options: argparse.Namespace) -> Endpoint:

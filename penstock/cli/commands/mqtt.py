@@ -9,8 +9,8 @@ from penstock.cli.commands.arguments import (
     Commands,
     add_command,
     add_json,
+    add_login,
     add_mqtt_address,
-    add_mqtt_login,
     count,
     duration,
     mqtt_endpoint,
@@ -20,7 +20,7 @@ from penstock.cli.commands.arguments import (
 if TYPE_CHECKING:
     from paho.mqtt.properties import Properties
 
-    from penstock.cli.actions.mqtt import UserPassword
+    from penstock.cli.actions.login import UserPassword
 
 
 def add_to(commands: Commands) -> None:
@@ -29,7 +29,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument("topic", help="Topic of the message.")
     command.add_argument("body", help="Body of the message, or - to read it from standard input.")
     add_mqtt_address(command)
-    add_mqtt_login(command)
+    add_login(command)
     command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="Quality of service (%(default)s).")
     command.add_argument("--retain", action="store_true", help="Have the node retain the message for later subscribers.")
     command.add_argument("--count", type=count, default=1, help="Number of times to publish the message (%(default)s).")
@@ -53,7 +53,7 @@ def add_to(commands: Commands) -> None:
     command = add_command(commands, "sub", "Subscribe over MQTT and print each message that arrives.")
     command.add_argument("filter", help="Topic filter to subscribe to, such as 'plant/+/temp'.")
     add_mqtt_address(command)
-    add_mqtt_login(command)
+    add_login(command)
     command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="Highest quality of service (%(default)s).")
     command.add_argument(
         "--count", type=count, default=0, help="Number of messages after which to end; 0 never ends (%(default)s)."
@@ -138,6 +138,6 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _login(options: argparse.Namespace) -> UserPassword | None:
-    from penstock.cli.actions.mqtt import login_of
+    from penstock.cli.actions.login import login_of
 
     return login_of(options.user, options.password_file)

@@ -1,0 +1,152 @@
+"""What `penstock top` shows of a node: figures, and what somebody should look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.cli.actions.figures import Figures
+from penstock.cli.actions.quantities import shown_bytes, shown_seconds
+
+SORTS = ("visible", "oldest_s", "in_flight", "dead", "acked_per_s")
+"""Columns by which groups can be sorted, the largest first."""
+
+SLOW_S = 0.1
+"""99th percentile of syncs, or of the lag of the event loop, from which somebody should look at it."""
+
+ABANDONED_S = 60
+"""Age of the oldest message of a group from which somebody should ask where its consumers are."""
+
+
+def view_of(figures: Figures, *, is_ready: bool, sort: str) -> dict[str, Any]:
+    """Return the view of a node as a row of JSON. Times are in seconds, rates per second, and what is unknown is None.
+
+    Args:
+        figures: of the node.
+        is_ready: whether it accepts clients.
+        sort: one of `SORTS`.
+    """
+    now, rate, quantile = figures.now, figures.rate, figures.quantile
+    groups = sorted(_groups(figures), key=lambda group: (-group[sort], group["group"], group["filter"]))
+    view: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "version": next((labels["version"] for labels, _ in now.fitting("penstock_build_info", {})), ""),
+        "up_s": round(max(datetime.now(UTC).timestamp() - now.sum("process_start_time_seconds"), 0.0), 1),
+        "ready": is_ready,
+        "traffic": {
+            "published_per_s": rate("penstock_mqtt_publishes_in_total"),
+            "delivered_per_s": rate("penstock_mqtt_publishes_out_total"),
+            "popped_per_s": rate("penstock_pop_handed_out_total"),
+            "acked_per_s": rate("penstock_pop_acked_total"),
+            "stored_per_s": rate("penstock_messages_stored_total"),
+            "in_bytes_per_s": rate("penstock_mqtt_bytes_in_total"),
+            "out_bytes_per_s": rate("penstock_mqtt_bytes_out_total"),
+        },
+        "latency": {
+            "sync_p50_s": quantile("penstock_log_sync_seconds", 0.5),
+            "sync_p99_s": quantile("penstock_log_sync_seconds", 0.99),
+            "commit_p99_s": quantile("penstock_log_commit_seconds", 0.99),
+            "delivery_p99_s": quantile("penstock_mqtt_delivery_seconds", 0.99),
+            "loop_p99_s": quantile("penstock_loop_lag_seconds", 0.99),
+            "timer_p99_s": quantile("penstock_timers_lateness_seconds", 0.99),
+        },
+        "clients": {
+            "connected": int(now.sum("penstock_mqtt_connections")),
+            "accepted_per_s": rate("penstock_mqtt_connections_accepted_total"),
+            "closed_per_s": rate("penstock_mqtt_connections_closed_total"),
+            "sessions_stored": int(now.sum("penstock_mqtt_sessions_stored")),
+            "sessions_away": int(now.sum("penstock_mqtt_sessions_away")),
+            "subscriptions": int(now.sum("penstock_mqtt_subscriptions")),
+            "slow": int(now.sum("penstock_mqtt_slow_consumers")),
+        },
+        "store": {
+            "log_bytes": int(now.sum("penstock_log_end_bytes") - now.sum("penstock_log_start_bytes")),
+            "disk_free_bytes": int(now.sum("penstock_disk_free_bytes")),
+            "disk_reserve_bytes": int(now.sum("penstock_disk_reserve_bytes")),
+            "undurable_bytes": int(now.sum("penstock_mqtt_undurable_bytes")),
+            "queues": int(now.sum("penstock_queues")),
+            "retained": int(now.sum("penstock_mqtt_retained")),
+            "timers_pending": int(now.sum("penstock_timers_pending")),
+            "timers_due_minute": int(now.sum("penstock_timers_due", within="minute")),
+        },
+        "process": {
+            "cpu": rate("process_cpu_seconds_total"),
+            "memory_bytes": int(now.sum("process_resident_memory_bytes")),
+            "open_fds": int(now.sum("process_open_fds")),
+            "max_fds": int(now.sum("process_max_fds")),
+        },
+        "totals": {
+            "groups": int(now.sum("penstock_pop_groups")),
+            "unlabelled": int(now.sum("penstock_pop_groups_unlabelled")),
+            "visible": int(now.sum("penstock_pop_visible")),
+            "in_flight": int(now.sum("penstock_pop_in_flight")),
+            "dead": int(now.sum("penstock_pop_dead")),
+        },
+        "groups": groups,
+    }
+    view["attention"] = list(_attention(figures, view))
+    return view
+
+
+def _groups(figures: Figures) -> Iterator[dict[str, Any]]:
+    now = figures.now
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for name in ("visible", "in_flight", "delayed", "parked", "dead", "waiting", "oldest_seconds"):
+        for labels, value in now.fitting(f"penstock_pop_group_{name}", {}):
+            key = labels["group"], labels["filter"]
+            row = rows.setdefault(key, {"group": key[0], "filter": key[1]})
+            row[name.replace("seconds", "s")] = value if name == "oldest_seconds" else int(value)
+    latency = "penstock_pop_group_ack_latency_seconds"
+    for (group, topic_filter), row in rows.items():
+        row["acked_per_s"] = figures.rate(f"{latency}_count", group=group, filter=topic_filter)
+        row["ack_p99_s"] = None
+        if row["acked_per_s"]:
+            row["ack_p99_s"] = figures.quantile(latency, 0.99, group=group, filter=topic_filter)
+        yield row
+
+
+def _attention(figures: Figures, view: dict[str, Any]) -> Iterator[str]:
+    """Yield what somebody should look at, the worst first."""
+    now, store, latency, process = figures.now, view["store"], view["latency"], view["process"]
+    if now.sum("penstock_store_exhausted"):
+        yield "The disk is full: nothing is stored, no acknowledgements either. Free or add space."
+    elif now.sum("penstock_store_read_only"):
+        yield "The disk is nearly full: new messages are refused. Free or add space."
+    elif store["disk_free_bytes"] < 2 * store["disk_reserve_bytes"]:
+        free = shown_bytes(store["disk_free_bytes"])
+        yield f"The disk has {free} left; below {shown_bytes(store['disk_reserve_bytes'])} new messages are refused."
+    if not view["ready"]:
+        yield "The node is not ready: it accepts no clients."
+    if now.sum("penstock_retention_blocked"):
+        yield "Retention can't delete old segments: too much of them is still needed (store.copied_bytes_max)."
+    if now.sum("penstock_clock_unconfirmed"):
+        yield "The time of day has jumped: see `penstock clock`."
+    if waiting := int(now.sum("penstock_mqtt_backpressure_waiting")):
+        yield f"{waiting:,} publishers wait for the disk."
+    for name, what in (("sync_p99_s", "One sync in a hundred takes"), ("loop_p99_s", "The event loop is late by")):
+        if (latency[name] or 0) > SLOW_S:
+            yield f"{what} {shown_seconds(latency[name])}."
+    if held := int(now.sum("penstock_mqtt_logins_held")):
+        wait = shown_seconds(now.sum("penstock_mqtt_login_wait_seconds"))
+        yield f"{held:,} clients wait for room to log in; all are answered in about {wait}."
+    if process["max_fds"] and process["open_fds"] > 0.9 * process["max_fds"]:
+        yield f"{process['open_fds']:,} of {process['max_fds']:,} file descriptors are in use."
+    for labels, held_now in now.fitting("penstock_quota_held", {}):
+        maximum = now.sum("penstock_quota_maximum", resource=labels["resource"])
+        if maximum and held_now > 0.8 * maximum:
+            yield f"{held_now / maximum:.0%} of the {labels['resource']} are in use: see `penstock inspect quotas`."
+    if (refused := figures.rate("penstock_quota_refused_total")) > 0:
+        yield f"Quotas refuse {refused:,.1f} requests per second: see `penstock inspect quotas`."
+    abandoned = [
+        group["group"]
+        for group in view["groups"]
+        if group["visible"] and group["oldest_s"] > ABANDONED_S and not (group["waiting"] or group["in_flight"])
+    ]
+    if abandoned:
+        more = f" and {len(abandoned) - 3} more" if len(abandoned) > 3 else ""
+        yield f"Nobody consumes the messages of {', '.join(abandoned[:3])}{more}."
+    if (dead := figures.rate("penstock_pop_dead_lettered_total")) > 0:
+        yield f"{dead:,.1f} messages per second become dead letters: see `penstock dlq list GROUP`."
+    if view["totals"]["unlabelled"]:
+        yield f"{view['totals']['unlabelled']:,} groups have no metrics of their own; the totals count them."

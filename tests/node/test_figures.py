@@ -1,0 +1,90 @@
+"""What `penstock top` makes of two scrapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.cli.actions.figures import Figures, Scrape
+from penstock.cli.actions.nodeview import view_of
+from penstock.cli.actions.quantities import shown_bytes, shown_rate, shown_seconds
+
+OTHERS = ("waiting", "in_flight", "dead", "delayed", "parked")
+
+
+def scrape(at_s: float, *lines: str, start: float = 1.0) -> Scrape:
+    return Scrape.parse("\n".join([f"process_start_time_seconds {start}", *lines, ""]), at_s)
+
+
+def histogram(*counts: int) -> list[str]:
+    return [f'h_bucket{{le="{bound}"}} {count}' for bound, count in zip(("0.1", "0.2", "+Inf"), counts, strict=True)]
+
+
+def test_a_rate_is_the_growth_per_second() -> None:
+    figures = Figures(scrape(10, 'a{l="1"} 5', 'a{l="2"} 5'), scrape(12, 'a{l="1"} 7', 'a{l="2"} 9'))
+    assert (figures.rate("a"), figures.rate("a", l="2"), figures.rate("b")) == (3, 2, 0)
+
+
+def test_a_restart_has_no_rates() -> None:
+    figures = Figures(scrape(10, "a 500"), scrape(12, "a 7", *histogram(1, 1, 1), start=2.0))
+    assert (figures.rate("a"), figures.quantile("h", 0.5), figures.now.sum("a")) == (0, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("now", "part", "expected"),
+    [
+        ((10, 10, 10), 0.99, None),
+        ((20, 20, 20), 0.5, 0.05),
+        ((10, 20, 20), 0.5, 0.15),
+        ((10, 10, 20), 0.99, 0.2),
+        ((15, 20, 20), 0.5, 0.1),
+    ],
+)
+def test_a_quantile_is_of_what_came_in_between(now: tuple[int, int, int], part: float, expected: float | None) -> None:
+    figures = Figures(scrape(10, *histogram(10, 10, 10)), scrape(12, *histogram(*now)))
+    found = figures.quantile("h", part)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_what_somebody_should_look_at_comes_first() -> None:
+    before = scrape(10, "penstock_pop_dead_lettered_total 1")
+    now = scrape(
+        12,
+        "penstock_pop_dead_lettered_total 5",
+        "penstock_store_read_only 1",
+        'penstock_quota_held{resource="queues"} 9',
+        'penstock_quota_maximum{resource="queues"} 10',
+        'penstock_quota_held{resource="groups"} 1',
+        'penstock_quota_maximum{resource="groups"} 10',
+        'penstock_pop_group_visible{group="g",filter="a"} 3',
+        'penstock_pop_group_oldest_seconds{group="g",filter="a"} 300',
+        *(f'penstock_pop_group_{name}{{group="g",filter="a"}} 0' for name in OTHERS),
+    )
+    view = view_of(Figures(before, now), is_ready=False, sort="visible")
+    assert view["attention"] == [
+        "The disk is nearly full: new messages are refused. Free or add space.",
+        "The node is not ready: it accepts no clients.",
+        "90% of the queues are in use: see `penstock inspect quotas`.",
+        "Nobody consumes the messages of g.",
+        "2.0 messages per second become dead letters: see `penstock dlq list GROUP`.",
+    ]
+
+
+def test_quantities_have_the_unit_that_fits() -> None:
+    assert [shown_bytes(n) for n in (0, 1023, 1536, 5 * 2**30, 3 * 2**50)] == [
+        "0 bytes",
+        "1,023 bytes",
+        "1.5 KiB",
+        "5.0 GiB",
+        "3.0 PiB",
+    ]
+    assert [shown_seconds(s) for s in (None, 0, 0.0004, 0.012, 3.21, 90, 7200, 900_000)] == [
+        "-",
+        "0",
+        "0.4 ms",
+        "12 ms",
+        "3.2 s",
+        "1.5 min",
+        "2.0 h",
+        "10 d",
+    ]
+    assert [shown_rate(n) for n in (0, 0.25, 9.96, 12_345.6)] == ["0", "0.2", "10.0", "12,346"]
