@@ -1,0 +1,139 @@
+"""The dashboard and the alerts in deploy/ ask for metrics and labels that a live node has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.cli.main import main
+from tests.gateway.wire import Broker
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+RULES = DEPLOY / "prometheus" / "penstock-alerts.yml"
+DASHBOARD = DEPLOY / "grafana" / "penstock.json"
+
+OF_PROMETHEUS = {"job", "instance", "le"}
+"""Labels that Prometheus adds, or that histograms have."""
+
+_METRIC = re.compile(r"\b((?:penstock|process)_[a-z0-9_]+|up)\b(?:\{([^}]*)\})?")
+_LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+_BY = re.compile(r"\bby \(([^)]*)\)")
+_SHOWN = re.compile(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}")
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]]
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Yield the expressions of alerts and panels, each with the texts that show labels."""
+    for rule in rules():
+        yield rule["expr"], " ".join(rule["annotations"].values()).replace("$value", "")
+    for panel in json.loads(DASHBOARD.read_text("utf-8"))["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"], target["legendFormat"]
+
+
+@pytest.fixture
+async def labels(tmp_path: Path) -> dict[str, set[str]]:
+    """Return the labels of each metric that a live node shows."""
+    broker = await Broker(tmp_path, {}).start()
+    try:
+        client = await broker.connect("a")
+        await client.subscribe(("a", 1))
+        broker.node.pop.groups.get_or_create("g", "a")
+        await client.publish("a", b"x", 1)
+        await client.message()
+        families = text_string_to_metric_families(generate_latest(broker.node.registry).decode())
+        found: dict[str, set[str]] = {"up": set()}
+        for family in families:
+            found.setdefault(family.name + "_total" if family.type == "counter" else family.name, set())
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
+        for metric in broker.node.registry.collect():  # also those with labels that have no samples yet
+            name = metric.name + "_total" if metric.type == "counter" else metric.name
+            found.setdefault(name, set()).update(getattr(metric, "_labelnames", ()))
+    finally:
+        await broker.stop()
+    return found
+
+
+async def test_each_metric_and_label_of_a_query_is_one_of_a_node(labels: dict[str, set[str]]) -> None:
+    wrong = []
+    for expression, shown in queries():
+        used = _METRIC.findall(expression)
+        assert used, f"no metric in {expression}"
+        wrong += [name for name, _ in used if name not in labels]
+        known = OF_PROMETHEUS.union(*(labels.get(name, set()) for name, _ in used))
+        asked = {label for _, matchers in used for label in _LABEL.findall(re.sub(r'"[^"]*"', '""', matchers))}
+        asked |= {label.strip() for by in _BY.findall(expression) for label in by.split(",")}
+        wrong += [f"{label} in {expression}" for label in (asked | set(_SHOWN.findall(shown))) - known]
+    assert wrong == []
+
+
+def test_each_alert_says_what_it_means_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
+        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
+        for command in re.findall(r"`penstock ([a-z]+(?: [a-z]+)?)", rule["annotations"]["description"]):
+            words = command.split()
+            known = words if words[0] in ("group", "dlq", "inspect", "schedule") else words[:1]
+            with pytest.raises(SystemExit) as ended:
+                main([*known, "--help"])
+            assert ended.value.code == 0, command
+    capsys.readouterr()
+
+
+def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
+    panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        taken = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not taken & cells, panel["title"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        cells |= taken
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_files() -> None:
+    for arguments in (("check", "rules", str(RULES)), ("check", "config", str(RULES.with_name("prometheus.yml")))):
+        ended = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    text = DASHBOARD.read_text("utf-8").replace("$__rate_interval", "1m")
+    panels = [panel for panel in json.loads(text)["panels"] if panel["type"] != "row"]
+    found = [{"record": "query", "expr": target["expr"]} for panel in panels for target in panel["targets"]]
+    numbered = [rule | {"labels": {"number": str(number)}} for number, rule in enumerate(found)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": numbered}]}))
+    command = ["promtool", "check", "rules", str(tmp_path / "rules.yml")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+async def test_promtool_finds_no_fault_with_the_metrics(tmp_path: Path) -> None:
+    broker = await Broker(tmp_path, {}).start()
+    try:
+        shown = generate_latest(broker.node.registry)
+    finally:
+        await broker.stop()
+    ended = await asyncio.to_thread(
+        subprocess.run, ["promtool", "check", "metrics"], input=shown, capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr, ended.stdout) == (0, b"", b"")
