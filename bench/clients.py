@@ -30,6 +30,7 @@ import uvloop
 from penstock import Client, Worker
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
+from penstock.worker.application import spare_collector
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import GroupServiceAsyncStub, PopServiceAsyncStub
@@ -281,6 +282,7 @@ def work(number: int, begin_s: float, address: str, group: str, filter: str, bat
     worker.consumer(filter, group=group, concurrency=32, batch=batch)(many if batch else one)
 
     async def run() -> None:
+        spare_collector()  # as `penstock worker` does
         await _until(begin_s)
         await worker.run(handle_signals=False)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Client
+from penstock.worker.application import GC_THRESHOLD
 from tests.pop.wiring import FILTER, GROUP, Node
 from tests.system.processes import ROOT
 from tests.waiting import until
@@ -108,6 +109,27 @@ async def test_a_thread_that_hangs_does_not_keep_the_process_from_stopping(node:
         assert await ended(process) == 0
     (message,) = await client.pop("slow/#", group="slow", wait_ms=15_000)
     assert message.attempt == 1
+
+
+@pytest.mark.parametrize(("own", "expected"), [("", GC_THRESHOLD), ("gc.set_threshold(77)", 77)])
+async def test_the_garbage_collector_is_spared_unless_the_application_sets_it(
+    node: Node, client: Client, directory: Path, own: str, expected: int
+) -> None:
+    (directory / "collecting.py").write_text(f"""
+import gc
+from penstock import Worker
+
+{own}
+app = Worker()
+
+@app.consumer("plant/#", group="billing")
+async def handle(body: bytes) -> None:
+    await app.client.send("threshold", b"%d %d" % (gc.get_threshold()[0], gc.get_freeze_count() > 0))
+""")
+    with worker(directory, node, application="collecting:app"):
+        await send(client, [b"x"])
+        (message,) = await client.pop("threshold", group="test", wait_ms=20_000)
+    assert message.body == b"%d %d" % (expected, not own)
 
 
 async def test_a_process_that_dies_is_started_again(node: Node, client: Client, directory: Path) -> None:
