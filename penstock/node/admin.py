@@ -26,6 +26,7 @@ from penstock.node.adminaccess import AdminAccess, AdminRefused
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.errors import AdminUnavailable
+from penstock.node.metrics.exposition import exposition
 from penstock.store.errors import TopicInvalid
 from penstock.store.watchedfiles import WATCH_S
 from penstock.timer.errors import ListingInvalid
@@ -196,7 +197,8 @@ class Admin:
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
         if self._prepare is not None:
             await self._prepare()
-        return web.Response(body=encode(self._registry), headers={hdrs.CONTENT_TYPE: content_type})
+        body = await exposition(self._registry, encode)
+        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _show_state(self, _request: web.Request) -> web.Response:
         return _json(self._state())

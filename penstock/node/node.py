@@ -142,7 +142,7 @@ class Node:
             connections_max=self.descriptors.pop,
         )
         self._loop_lag = LoopLag()
-        self._totaller = GroupTotaller(self.pop)
+        self._totaller = GroupTotaller(self.pop, self.store)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._admin = Admin(
@@ -302,7 +302,6 @@ class Node:
             DescriptorCollector(self.descriptors, lambda: self._admin.closed_early),
             PopCollector(
                 self.pop,
-                self.store,
                 self.transactions,
                 self._pop_server.requests,
                 self._pop_server.responses,

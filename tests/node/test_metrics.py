@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from penstock import __version__
 from penstock.gateway.options import ListenerOptions
-from penstock.node.metrics import grouptotals
+from penstock.node.metrics import exposition, grouptotals
+from penstock.node.metrics.families import durations, gauge, labelled_counter, labelled_gauge
+from penstock.store.durations import Durations
 from tests.gateway.packet_cases import subscribe
 from tests.gateway.wire import CLEAN, FREE, PING, WILL, Broker
 from tests.waiting import until
@@ -178,10 +183,10 @@ async def test_totals_count_the_groups_without_a_label_and_services_come_first(
 
 
 async def test_a_scrape_of_many_groups_does_not_hold_up_the_loop(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouptotals, "SLICE_S", 0)
+    monkeypatch.setattr(exposition, "SLICE_S", 0)
     for number in range(50):
         broker.node.pop.groups.get_or_create(f"g{number}", "a")
-    totaller = grouptotals.GroupTotaller(broker.node.pop)
+    totaller = grouptotals.GroupTotaller(broker.node.pop, broker.node.store)
     turns = 0
     preparing = asyncio.ensure_future(totaller.prepare())
     while not preparing.done():
@@ -191,3 +196,29 @@ async def test_a_scrape_of_many_groups_does_not_hold_up_the_loop(broker: Broker,
     broker.node.pop.groups.get_or_create("later", "a")
     assert totaller.take().groups == 50, "what was prepared"
     assert totaller.take().groups == 51, "and nothing of it a second time"
+
+
+class Static(Collector):
+    """Families of all types, one of which has more samples than are encoded at once."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield gauge("a_gauge", "A gauge.", 1.5)
+        yield labelled_gauge("none", "Without samples.", ["name"], {})
+        yield labelled_gauge("many", "Many.\\n", ["name"], {(f"{number}\n",): number for number in range(1000)})
+        yield labelled_counter("a_counter", "A counter.", ["name"], {("a",): 1, ("b",): 2})
+        yield durations("a_histogram_seconds", "A histogram.", Durations())
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+async def test_metrics_in_slices_are_what_the_library_makes_at_once(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "SLICE_S", 0)
+    registry = CollectorRegistry()
+    registry.register(Static())
+    encode, _ = choose_encoder(accept)
+    turns = 0
+    making = asyncio.ensure_future(exposition.exposition(registry, encode))
+    while not making.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert making.result() == encode(registry)
+    assert turns >= 1000 / exposition.SAMPLES_AT_ONCE

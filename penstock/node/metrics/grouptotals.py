@@ -1,20 +1,19 @@
-"""Totals over all groups of a node, and the groups that have metrics of their own."""
+"""Totals over all groups of a node, and figures of the groups that have metrics of their own."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+from penstock.node.metrics.exposition import Pace
+from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.snapshot import GroupSnapshot, snapshots
+from penstock.store.store import Store
 
 GROUPS_LABELLED_MAX = 200
 """Maximum number of groups with metrics of their own. More would burden the monitoring system. The totals count all groups."""
-
-SLICE_S = 0.002
-"""Seconds of the event loop that a scrape takes at a time to add up the groups, of which there may be a million."""
 
 TOTALS: dict[str, Callable[[ConsumerGroup], int]] = {
     "visible": lambda group: group.count_visible(),
@@ -34,13 +33,13 @@ class GroupTotals:
     Parameters:
         groups: number of groups, each once for each of its filters.
         sums: by the names of `TOTALS`.
-        labelled: groups that have metrics of their own. Groups of services come before those of shared subscriptions, which
-            devices create.
+        labelled: snapshots of the groups that have metrics of their own. Groups of services come before those of shared
+            subscriptions, which devices create.
     """
 
     groups: int = 0
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
-    labelled: list[ConsumerGroup] = field(default_factory=list)
+    labelled: list[GroupSnapshot] = field(default_factory=list)
 
 
 class GroupTotaller:
@@ -48,22 +47,21 @@ class GroupTotaller:
 
     Parameters:
         pop: has the groups.
+        store: has their messages.
     """
 
-    def __init__(self, pop: PopCore) -> None:
+    def __init__(self, pop: PopCore, store: Store) -> None:
         self._pop = pop
+        self._store = store
         self._ready: GroupTotals | None = None
 
     async def prepare(self) -> None:
-        """Add up in slices, for the next `take`."""
-        steps = self._steps()
-        until_s = time.monotonic() + SLICE_S
-        for found in steps:
+        """Add up in slices, for the next `take`. There may be a million groups, and as many open checkpoints."""
+        pace = Pace()
+        for found in self._steps():
             if found is not None:
                 self._ready = found
-            elif time.monotonic() >= until_s:
-                await asyncio.sleep(0)
-                until_s = time.monotonic() + SLICE_S
+            await pace.rest()
 
     def take(self) -> GroupTotals:
         """Return what was prepared, or else add up at once."""
@@ -73,16 +71,25 @@ class GroupTotaller:
         return found
 
     def _steps(self) -> Generator[GroupTotals | None]:
-        """Yield None after each group, and the totals at the end."""
-        totals, shared = GroupTotals(), list[ConsumerGroup]()
+        """Yield None after each step, and the totals at the end."""
+        totals = GroupTotals()
+        services, shared = list[ConsumerGroup](), list[ConsumerGroup]()
         for group in list(self._pop.groups):
             if not group.is_deleted:
                 totals.groups += 1
                 for name, count in TOTALS.items():
                     totals.sums[name] += count(group)
-                first = shared if group.settings.is_temporary else totals.labelled
+                first = shared if group.settings.is_temporary else services
                 if len(first) < GROUPS_LABELLED_MAX:
                     first.append(group)
             yield None
-        totals.labelled += shared[: GROUPS_LABELLED_MAX - len(totals.labelled)]
+        oldest: dict[int, Checkpoint] = {}
+        for number, checkpoint in enumerate(list(self._pop.checkpoints.values())):
+            oldest.setdefault(checkpoint.group_id, checkpoint)  # they are in the order of their pops
+            if not number % 256:
+                yield None
+        for group in (services + shared)[:GROUPS_LABELLED_MAX]:
+            of_group = {0: oldest[group.id]} if group.id in oldest else {}
+            totals.labelled += snapshots([group], of_group, self._store)
+            yield None
         yield totals

@@ -11,24 +11,28 @@ from penstock.node.metrics.families import add_latencies, counter, gauge, label_
 from penstock.node.metrics.grouptotals import GroupTotaller, GroupTotals
 from penstock.pop.access.refusals import Refusals
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.sentids import SentIds
-from penstock.pop.core.snapshot import snapshots
+from penstock.pop.core.snapshot import GroupSnapshot
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.requestbytes import RefusedFor, RequestBytes
 from penstock.pop.grpc.responsebytes import ResponseBytes
-from penstock.store.store import Store
 
-GROUP_GAUGES = {
-    "visible": "Messages that a pop could return now. For a group that selects messages on delivery this is an upper bound.",
-    "retries": "Visible messages that were delivered before.",
-    "in_flight": "Messages that are delivered and not settled.",
-    "delayed": "Messages in flight that wait for their back-off to end.",
-    "parked": "Messages that wait for an earlier message of their message group.",
-    "dead": "Dead letters that were not sent back.",
-    "waiting": "Pops that wait for a message.",
-    "oldest_seconds": "Age of the oldest message that is not delivered.",
-    "oldest_in_flight_seconds": "Age of the oldest delivery that is not settled.",
+GROUP_GAUGES: dict[str, tuple[str, Callable[[GroupSnapshot], float]]] = {
+    "visible": (
+        "Messages that a pop could return now. For a group that selects messages on delivery this is an upper bound.",
+        lambda found: found.visible,
+    ),
+    "retries": ("Visible messages that were delivered before.", lambda found: found.retries),
+    "in_flight": ("Messages that are delivered and not settled.", lambda found: found.in_flight),
+    "delayed": ("Messages in flight that wait for their back-off to end.", lambda found: found.delayed),
+    "parked": ("Messages that wait for an earlier message of their message group.", lambda found: found.parked),
+    "dead": ("Dead letters that were not sent back.", lambda found: found.dead),
+    "waiting": ("Pops that wait for a message.", lambda found: len(found.group.polls)),
+    "oldest_seconds": ("Age of the oldest message that is not delivered.", lambda found: (found.oldest_ms or 0) / 1000),
+    "oldest_in_flight_seconds": (
+        "Age of the oldest delivery that is not settled.",
+        lambda found: (found.oldest_in_flight_ms or 0) / 1000,
+    ),
 }
 """Metrics of each group, by the ends of their names."""
 
@@ -48,7 +52,6 @@ class PopCollector(Collector):
 
     Parameters:
         pop: the core.
-        store: holds the queues of the groups.
         transactions: the half messages.
         requests: the room of gRPC requests.
         responses: the room of gRPC responses.
@@ -61,7 +64,6 @@ class PopCollector(Collector):
     def __init__(
         self,
         pop: PopCore,
-        store: Store,
         transactions: Transactions,
         requests: RequestBytes,
         responses: ResponseBytes,
@@ -72,7 +74,6 @@ class PopCollector(Collector):
     ) -> None:
         self._totaller = totaller
         self._pop = pop
-        self._store = store
         self._transactions = transactions
         self._requests = requests
         self._responses = responses
@@ -142,29 +143,17 @@ class PopCollector(Collector):
         for name, text in TOTALS.items():
             yield gauge(f"penstock_pop_{name}", text, totals.sums[name])
 
-    def _by_group(self, groups: list[ConsumerGroup]) -> Iterator[Metric]:
-        pop, labels = self._pop, ["group", "filter"]
-        gauges = {
-            name: GaugeMetricFamily(f"penstock_pop_group_{name}", text, labels=labels) for name, text in GROUP_GAUGES.items()
-        }
+    def _by_group(self, found: list[GroupSnapshot]) -> Iterator[Metric]:
+        labels = ["group", "filter"]
+        named = [((label_of(snapshot.group.name), label_of(snapshot.group.filter)), snapshot) for snapshot in found]
+        for name, (text, value_of) in GROUP_GAUGES.items():  # one at a time, so that a scrape can rest in between
+            family = GaugeMetricFamily(f"penstock_pop_group_{name}", text, labels=labels)
+            for names, snapshot in named:
+                family.add_metric(names, value_of(snapshot))
+            yield family
         latency = HistogramMetricFamily(
             "penstock_pop_group_ack_latency_seconds", "Time from a delivery to its acknowledgement.", labels=labels
         )
-        for snapshot in snapshots(groups, pop.checkpoints, self._store):
-            group = snapshot.group
-            values = {
-                "visible": snapshot.visible,
-                "retries": snapshot.retries,
-                "in_flight": snapshot.in_flight,
-                "delayed": snapshot.delayed,
-                "parked": snapshot.parked,
-                "dead": snapshot.dead,
-                "waiting": len(group.polls),
-                "oldest_seconds": (snapshot.oldest_ms or 0) / 1000,
-                "oldest_in_flight_seconds": (snapshot.oldest_in_flight_ms or 0) / 1000,
-            }
-            for name, value in values.items():
-                gauges[name].add_metric([label_of(group.name), label_of(group.filter)], value)
-            add_latencies(latency, [group.name, group.filter], group.latency)
-        yield from gauges.values()
+        for snapshot in found:
+            add_latencies(latency, [snapshot.group.name, snapshot.group.filter], snapshot.group.latency)
         yield latency
