@@ -98,7 +98,7 @@ class Cursor(Protocol):
 
 
 class DatabaseFigures(NamedTuple):
-    """What a database takes, in bytes, and about how many rows it has."""
+    """What a database takes, in bytes, about how many rows it has, and whether compactions keep up."""
 
     memtables: int
     """Memory of rows that are not in a file yet, with those that are being written."""
@@ -112,6 +112,16 @@ class DatabaseFigures(NamedTuple):
     """Size of the files that hold present rows. Deleted rows count until a compaction has passed them."""
     rows: int
     """Estimate of the number of rows."""
+    pending_compaction: int
+    """Bytes that compactions still have to rewrite. Above a bound, RocksDB slows writes down."""
+    running: int
+    """Number of compactions that run."""
+    slowed_bytes_per_s: int
+    """Rate to which RocksDB has slowed writes down, in bytes per second; 0 while it has not."""
+    stopped: int
+    """1 while RocksDB takes no writes, because compactions are too far behind; else 0."""
+    errors: int
+    """Number of errors in the background, such as failed writes."""
 
 
 class Database(Protocol):
@@ -187,6 +197,11 @@ _FIGURES = (
     "rocksdb.estimate-table-readers-mem",
     "rocksdb.live-sst-files-size",
     "rocksdb.estimate-num-keys",
+    "rocksdb.estimate-pending-compaction-bytes",
+    "rocksdb.num-running-compactions",
+    "rocksdb.actual-delayed-write-rate",
+    "rocksdb.is-write-stopped",
+    "rocksdb.background-errors",
 )
 """RocksDB's names of the `DatabaseFigures`."""
 

@@ -198,6 +198,12 @@ async def test_a_scrape_of_many_groups_does_not_hold_up_the_loop(broker: Broker,
     assert totaller.take().groups == 51, "and nothing of it a second time"
 
 
+async def test_the_index_says_whether_compactions_keep_up(broker: Broker) -> None:
+    found = samples(broker)
+    assert (found["penstock_index_stopped"], found["penstock_index_slowed_bytes_per_second"]) == (0, 0)
+    assert (found["penstock_index_errors_total"], found["penstock_index_pending_compaction_bytes"]) == (0, 0)
+
+
 class Static(Collector):
     """Families of all types, one of which has more samples than are encoded at once."""
 

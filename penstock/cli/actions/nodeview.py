@@ -122,6 +122,8 @@ def _attention(figures: Figures, view: dict[str, Any]) -> Iterator[str]:
         yield "Retention can't delete old segments: too much of them is still needed (store.copied_bytes_max)."
     if now.sum("penstock_clock_unconfirmed"):
         yield "The time of day has jumped: see `penstock clock`."
+    if now.sum("penstock_index_stopped") or now.sum("penstock_index_slowed_bytes_per_second"):
+        yield "The index can't keep up with the writes: its compactions are behind."
     if waiting := int(now.sum("penstock_mqtt_backpressure_waiting")):
         yield f"{waiting:,} publishers wait for the disk."
     for name, what in (("sync_p99_s", "One sync in a hundred takes"), ("loop_p99_s", "The event loop is late by")):

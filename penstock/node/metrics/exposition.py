@@ -23,8 +23,8 @@ Encode = Callable[[Any], bytes]
 """Encodes what `collect` of its argument returns, with a comment before each family."""
 
 
-class Pace:
-    """Lets others have the event loop whenever a slice is over."""
+class LoopShare:
+    """What a scrape may take of the event loop: others have it whenever a slice is over."""
 
     def __init__(self) -> None:
         self._until_s = time.monotonic() + SLICE_S
@@ -39,7 +39,7 @@ class Pace:
 async def exposition(registry: CollectorRegistry, encode: Encode) -> bytes:
     """Return the text of all metrics of a registry, as the encoder would make it at once."""
     parts = []
-    pace = Pace()
+    share = LoopShare()
     is_open_metrics = False
     for family in registry.collect():
         for chunk in _chunks_of(family):
@@ -48,7 +48,7 @@ async def exposition(registry: CollectorRegistry, encode: Encode) -> bytes:
                 is_open_metrics = True
                 text = text[: -len(END)]
             parts.append(text if chunk.is_first else _without_comments(text))
-            await pace.rest()
+            await share.rest()
     if is_open_metrics:
         parts.append(END)
     return b"".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from penstock.node.metrics.exposition import Pace
+from penstock.node.metrics.exposition import LoopShare
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
@@ -57,11 +57,11 @@ class GroupTotaller:
 
     async def prepare(self) -> None:
         """Add up in slices, for the next `take`. There may be a million groups, and as many open checkpoints."""
-        pace = Pace()
+        share = LoopShare()
         for found in self._steps():
             if found is not None:
                 self._ready = found
-            await pace.rest()
+            await share.rest()
 
     def take(self) -> GroupTotals:
         """Return what was prepared, or else add up at once."""

@@ -83,6 +83,23 @@ class StoreCollector(Collector):
         )
         yield gauge("penstock_index_files_bytes", "Size of the files that hold present rows of the index.", figures.files)
         yield gauge("penstock_index_rows", "About the number of rows of the index.", figures.rows)
+        yield gauge(
+            "penstock_index_pending_compaction_bytes",
+            "Bytes of the index that compactions still have to rewrite.",
+            figures.pending_compaction,
+        )
+        yield gauge("penstock_index_compactions_running", "Compactions of the index that run.", figures.running)
+        yield gauge(
+            "penstock_index_slowed_bytes_per_second",
+            "Rate to which RocksDB has slowed writes of the index down, because compactions are behind. 0 while it has not.",
+            figures.slowed_bytes_per_s,
+        )
+        yield gauge(
+            "penstock_index_stopped",
+            "1 while RocksDB takes no writes of the index, because compactions are too far behind, else 0. The node waits.",
+            figures.stopped,
+        )
+        yield counter("penstock_index_errors", "Errors of RocksDB in the background, such as failed writes.", figures.errors)
 
     def _disk(self) -> Iterator[Metric]:
         space = self._store.space
