@@ -3,10 +3,11 @@
 A message is first in *fresh* rows, one for each commit. When there are `FRESH_MAX` of them, they are sorted into buckets.
 Buckets have four widths: 32 days, a day, an hour, a minute. A message goes to the widest bucket that is not *open* yet. When a
 bucket is about to begin, it is opened: its messages are moved to narrower ones. The messages of a minute are loaded into the
-window (`timer.window`), from where they fire.
+window (`timer.window`), from where they fire. After a leap of the clock, or an outage, wider buckets are over when they are
+opened. Then their messages are moved to the widest buckets that are over too and have few messages, and these are loaded whole.
 
 Firing deletes nothing here. The cursors say how far each lane has fired, and what a row holds from before them does not count.
-A row is deleted when its minute has fired, or when it is sorted. A recalled message stays in its row too: its position is noted
+A row is deleted when its bucket has fired, or when it is sorted. A recalled message stays in its row too: its position is noted
 by the minute in which it was due, and whoever loads the row leaves it out. So neither firing nor a recall has to find a row.
 
 Rows of the index. Numbers in keys are big-endian, those in values little-endian:
@@ -26,7 +27,7 @@ Rows of the index. Numbers in keys are big-endian, those in values little-endian
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from struct import Struct
 from typing import Final
 
@@ -42,11 +43,11 @@ WIDTHS_MS: Final = (MINUTE_MS, 60 * MINUTE_MS, 24 * 60 * MINUTE_MS, 32 * 24 * 60
 
 EDGES_MS: Final = np.array([*range(0, 60 * MINUTE_MS, MINUTE_MS), *range(60 * MINUTE_MS, 25 * 60 * MINUTE_MS, 60 * MINUTE_MS)])
 """The minutes of the first hour of a bucket, then the hours of its first day, in ms after its begin. The messages between two
-of them are counted, for `TimerBuckets.count_before`. Nobody asks for later ones as long as the bucket is not open."""
+of them are counted, for `TimerBuckets.count_before`. Nobody asks for later ones as long as the bucket has not begun."""
 
 FRESH_MAX: Final = 16_384
 """Number of fresh messages that are sorted into buckets at once, which takes some ms. It is also the most that are sorted of a
-bucket, or loaded of a minute, in one step."""
+bucket, or loaded of a minute, in one step; and the most of a wider bucket that is loaded whole."""
 
 LEAD_MS: Final = 5_000
 """Ms before a minute begins at which its messages are loaded."""
@@ -97,7 +98,9 @@ class TimerBuckets:
         self._loaded: dict[int, int] = {}
         """Number of pending messages of each minute that is loaded."""
         self._recalled_counts: dict[int, int] = {}
-        """By minute: how many of the messages in rows are recalled ones, as of the last save; of some minutes."""
+        """By minute: how many of the messages in rows are recalled ones, as of the last save."""
+        self._are_counts_known = False
+        """Whether those are all minutes with such messages. Otherwise they are some."""
         self._recalled_changes: dict[int, int] = {}
         """By minute: how many more of the messages in rows are recalled ones, since the last save."""
         self._recalled: dict[int, int] = {}
@@ -270,16 +273,14 @@ class TimerBuckets:
         dues = fresh.rows["due"]
         count = len(self._pending_fresh(fresh.taken((dues >= loaded_ms) & (dues < end_ms))))
         count += sum(number for minute, number in self._loaded.items() if minute * MINUTE_MS < end_ms)
-        minutes, *wider = self._counts
-        count += sum(int(counts[0]) for minute, counts in minutes.items() if loaded_ms <= minute * MINUTE_MS < end_ms)
-        for width_ms, of_buckets in zip(WIDTHS_MS[1:], wider, strict=True):
+        for width_ms, of_buckets in zip(WIDTHS_MS, self._counts, strict=True):
             for bucket, counts in of_buckets.items():
-                count += int(counts[1:][EDGES_MS[:-1] < end_ms - bucket * width_ms].sum())
-        start = MINUTE_KEY.pack(RECALLED_COUNTS, loaded_ms // MINUTE_MS)
-        for key, value in self._index.rows(RECALLED_COUNTS, start[len(RECALLED_COUNTS) :]):
-            if MINUTE_KEY.unpack(key)[1] * MINUTE_MS >= end_ms:
-                break
-            count -= COUNT_VALUE.unpack(value)[0]
+                begin_ms = bucket * width_ms
+                if begin_ms + width_ms <= end_ms:
+                    count += int(counts[0]) if begin_ms >= loaded_ms else 0
+                elif begin_ms < end_ms:
+                    count += int(counts[1:][EDGES_MS[:-1] < end_ms - begin_ms].sum())
+        count -= sum(number for _, number in self._recalled_counts_between(loaded_ms, end_ms))
         return max(count, 0)
 
     # --- firing -----------------------------------------------------------------------------------------------------
@@ -347,16 +348,19 @@ class TimerBuckets:
             width_ms = WIDTHS_MS[width]
             self._open_ms[width] = max(self._open_ms[width], -(-until_ms // width_ms) * width_ms)
         for width in range(len(WIDTHS_MS) - 1, 0, -1):
-            for bucket in sorted(number for number in self._counts[width] if number * WIDTHS_MS[width] < until_ms):
-                for key in self._chunk_keys(width, bucket):
-                    yield self._sort(width, bucket, key)
+            width_ms = WIDTHS_MS[width]
+            for bucket in sorted(number for number in self._counts[width] if number * width_ms < until_ms):
+                counts = self._counts[width].get(bucket)  # a step of the clock may have moved all of its messages
+                if counts is not None and ((bucket + 1) * width_ms > until_ms or counts[0] > FRESH_MAX):
+                    for key in self._chunk_keys(width, bucket):
+                        yield self._sort(width, bucket, key, until_ms)
         while self._open_ms[0] < until_ms:
             yield from self._load(until_ms)
             if len(self.window) >= WINDOW_MAX:
                 return
 
-    def _sort(self, width: int, bucket: int, key: bytes) -> int:
-        """Move the messages of one row to narrower buckets. Return their number."""
+    def _sort(self, width: int, bucket: int, key: bytes, until_ms: int) -> int:
+        """Move the messages of one row to narrower buckets, which are open before a time. Return their number."""
         key = self._key_now(key)
         value = self._index.get(key)
         if value is None:
@@ -365,46 +369,54 @@ class TimerBuckets:
         self.moves += 1
         self._changed[key] = None
         self._count(width, bucket, chunk, -1)
-        # What was recalled is left out when its minute is loaded: to look for it in a bucket of days would take long.
-        self._put_into_buckets(chunk.taken(self.cursors.are_ahead(chunk)))
+        # What was recalled is left out when it is loaded: to look for it in a bucket of days would take long.
+        self._put_into_buckets(chunk.taken(self.cursors.are_ahead(chunk)), width, until_ms)
         return len(chunk)
 
     def _load(self, until_ms: int) -> Iterator[int]:
-        """Load the next minutes before a time that have messages: several at once if they have few."""
+        """Load the next buckets before a time that have messages: several at once if they have few.
+
+        They are minutes, and wider buckets that are over and have few messages. Buckets of a time that they have in common are
+        loaded at once.
+        """
         loaded_ms = self._open_ms[0]
         fresh = self._fresh_entries()
         dues = fresh.rows["due"]
         is_next = (dues >= loaded_ms) & (dues < until_ms)
-        found = {number for number in self._counts[0] if loaded_ms <= number * MINUTE_MS < until_ms}
+        found = {(begin_ms, width, bucket) for begin_ms, width, bucket in self.between(loaded_ms, until_ms)}
         if is_next.any():
-            found.add(int(dues[is_next].min()) // MINUTE_MS)
+            minute = int(dues[is_next].min()) // MINUTE_MS
+            found.add((minute * MINUTE_MS, 0, minute))
         if not found:
             self._open_ms[0] = until_ms
             return
-        minutes: list[int] = []
-        count = 0
-        for minute in sorted(found):
-            if minute in self._counts[0]:
-                count += int(self._counts[0][minute][0])
-            if minutes and count > FRESH_MAX:
+        buckets: list[tuple[int, int]] = []
+        stop_ms = count = 0
+        for begin_ms, width, bucket in sorted(found):
+            count += int(self._counts[width][bucket][0]) if bucket in self._counts[width] else 0
+            if buckets and begin_ms >= stop_ms and count > FRESH_MAX:
                 break
-            minutes.append(minute)
-        recalled = np.array(self._recalled_in(minutes[0], minutes[-1]), dtype=np.uint64)
-        self._loading_ms = max(minutes[0] * MINUTE_MS, 1)
-        self._open_ms[0] = (minutes[-1] + 1) * MINUTE_MS
-        self._add_to_window(self._pending_fresh(fresh.taken(is_next & (dues < self._open_ms[0]))))
-        self._recalled_fresh = sum(due_ms >= self._open_ms[0] for due_ms in self._recalled.values())
+            buckets.append((width, bucket))
+            stop_ms = max(stop_ms, begin_ms + WIDTHS_MS[width])
+        begin_ms = min(found)[0]
+        is_wide = any(width for width, _ in buckets)
+        recalled = self._recalled_in(begin_ms, stop_ms) if not is_wide else np.empty(0, dtype=np.uint64)
+        self._loading_ms = max(begin_ms, 1)
+        self._open_ms[0] = stop_ms
+        self._add_to_window(self._pending_fresh(fresh.taken(is_next & (dues < stop_ms))))
+        self._recalled_fresh = sum(due_ms >= stop_ms for due_ms in self._recalled.values())
         loaded: list[Entries] = []
-        keys = [key for minute in minutes for key in self._chunk_keys(0, minute)]
+        keys = [key for width, bucket in buckets for key in self._chunk_keys(width, bucket)]
         for key in keys:
             value = self._index.get(self._key_now(key))
             if value is not None:
                 chunk = self._decoded(key, value)
                 is_pending = self.cursors.are_ahead(chunk) & ~np.isin(chunk.rows["position"], recalled)
                 loaded.append(chunk.taken(is_pending))
-            if len(minutes) == 1 or key == keys[-1]:
-                self._add_to_window(Entries.together(loaded))
-                yield sum(map(len, loaded))
+            if key == keys[-1] or (not is_wide and sum(map(len, loaded)) >= FRESH_MAX):
+                pending = Entries.together(loaded)
+                self._add_to_window(self._never_recalled(pending, begin_ms, stop_ms) if is_wide else pending)
+                yield len(pending)
                 loaded.clear()
         self._loading_ms = 0
 
@@ -428,15 +440,39 @@ class TimerBuckets:
         recalled = np.fromiter(self._recalled, np.uint64, len(self._recalled))
         return entries.taken(~np.isin(entries.rows["position"], recalled))
 
-    def _recalled_in(self, first: int, last: int) -> list[int]:
+    def _recalled_in(self, begin_ms: int, end_ms: int) -> Column:
         """Return the positions of the recalled messages that were due in some minutes, as far as the index knows."""
         found = []
-        for key, _ in self._index.rows(RECALLED, MINUTE_KEY.pack(RECALLED, first)[len(RECALLED) :]):
+        for key, _ in self._index.rows(RECALLED, MINUTE_KEY.pack(RECALLED, begin_ms // MINUTE_MS)[len(RECALLED) :]):
             _, minute, position = RECALLED_KEY.unpack(key)
-            if minute > last:
+            if minute * MINUTE_MS >= end_ms:
                 break
             found.append(position)
-        return found
+        return np.array(found, dtype=np.uint64)
+
+    def _never_recalled(self, entries: Entries, begin_ms: int, end_ms: int) -> Entries:
+        """Return those of some messages of rows that were not recalled, as far as the index knows.
+
+        The minutes between two times may be those of a month, with many recalls of messages that are in no row. So each message
+        is looked up that is due in a minute in which a message of a row was recalled.
+        """
+        minutes = [minute for minute, _ in self._recalled_counts_between(begin_ms, end_ms)]
+        if not minutes:
+            return entries
+        rows = entries.rows
+        is_pending = np.ones(len(entries), dtype=bool)
+        for at in np.flatnonzero(np.isin(rows["due"] // MINUTE_MS, np.array(minutes))).tolist():
+            is_pending[at] = self._index.get(_recalled_key(int(rows["due"][at]), int(rows["position"][at]))) is None
+        return entries.taken(is_pending)
+
+    def _recalled_counts_between(self, begin_ms: int, end_ms: int) -> Iterator[tuple[int, int]]:
+        """Yield minutes, and how many of the messages in rows that are due in each were recalled, as far as the index knows."""
+        start = MINUTE_KEY.pack(RECALLED_COUNTS, begin_ms // MINUTE_MS)
+        for key, value in self._index.rows(RECALLED_COUNTS, start[len(RECALLED_COUNTS) :]):
+            minute: int = MINUTE_KEY.unpack(key)[1]
+            if minute * MINUTE_MS >= end_ms:
+                return
+            yield minute, COUNT_VALUE.unpack(value)[0]
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -472,14 +508,21 @@ class TimerBuckets:
             key = self._new_keys[key]
         return key
 
-    def _put_into_buckets(self, entries: Entries) -> None:
-        """Sort messages into the buckets where they wait."""
+    def _put_into_buckets(self, entries: Entries, below: int = len(WIDTHS_MS), until_ms: int = 0) -> None:
+        """Sort messages into the buckets where they wait.
+
+        Args:
+            entries: the messages.
+            below: they go to narrower buckets than this width.
+            until_ms: all buckets that are over before this time are loaded next, or sorted again if they have many messages.
+        """
         if not len(entries):
             return
         dues = entries.rows["due"]
         widths = np.zeros(len(entries), dtype=np.intp)
-        for width in range(1, len(WIDTHS_MS)):
-            widths[dues >= self._open_ms[width]] = width
+        for width in range(1, below):
+            is_over = (dues // WIDTHS_MS[width] + 1) * WIDTHS_MS[width] <= until_ms
+            widths[(dues >= self._open_ms[width]) | is_over] = width
         buckets = dues // np.array(WIDTHS_MS)[widths]
         order = np.lexsort((entries.rows["position"], buckets, widths))
         widths, buckets = widths[order], buckets[order]
@@ -519,6 +562,8 @@ class TimerBuckets:
         for key, value in index.rows(COUNTS):
             _, width, bucket = BUCKET_KEY.unpack(key)
             self._counts[width][bucket] = np.frombuffer(value, "<u4").astype(np.int64)
+        self._recalled_counts = dict(islice(self._recalled_counts_between(0, DUE_MS_MAX), MINUTES_REMEMBERED))
+        self._are_counts_known = len(self._recalled_counts) < MINUTES_REMEMBERED
         fresh = Entries.together([self._decoded(key, value) for key, value in index.rows(FRESH)])
         fresh = fresh.taken(self.cursors.are_ahead(fresh))
         is_pending = [not self.is_recalled(position, due_ms) for due_ms, position in fresh.rows[["due", "position"]].tolist()]
@@ -575,10 +620,11 @@ class TimerBuckets:
         key, counts = MINUTE_KEY.pack(RECALLED_COUNTS, minute), self._recalled_counts
         count = counts.get(minute)
         if count is None:
-            row = self._index.get(key)
+            row = self._index.get(key) if not self._are_counts_known else None
             count = COUNT_VALUE.unpack(row)[0] if row is not None else 0
             if len(counts) >= MINUTES_REMEMBERED:
                 counts.clear()
+                self._are_counts_known = False
         counts[minute] = count + more
         if counts[minute]:
             batch.put(key, COUNT_VALUE.pack(counts[minute]))
@@ -602,31 +648,43 @@ class TimerBuckets:
         The rows that have these messages must go too: the cursor of their lane may be before them, so nothing else says that
         they are not pending.
         """
-        minute = min(self._forget_ms, self._fired_until_ms()) // MINUTE_MS
-        self._forget_ms = 0
-        if not minute:
+        fired_ms, self._forget_ms = min(self._forget_ms, self._fired_until_ms()), 0
+        if fired_ms < MINUTE_MS:
             return
         self._delete_fired(batch)
+        minute = self._done_before_ms(fired_ms) // MINUTE_MS
         fresh = self._fresh_entries()
         self._set_fresh(fresh.taken(fresh.rows["due"] >= minute * MINUTE_MS))
         batch.delete_range(RECALLED, MINUTE_KEY.pack(RECALLED, minute))
 
     def _delete_fired(self, batch: Batch) -> None:
-        """Delete the rows of minutes all of whose messages have fired or were recalled."""
+        """Delete the rows of buckets all of whose messages have fired or were recalled."""
         fired_ms = self._fired_until_ms()
-        minute = self._fired_minute = fired_ms // MINUTE_MS
-        stop = BUCKET_KEY.pack(CHUNK, 0, minute)
-        for key in [key for key in self._changed if CHUNK <= key < stop]:
-            self._changed[key] = None
-        done = [number for number in self._counts[0] if number < minute]
-        if done:
-            batch.delete_range(BUCKET_KEY.pack(CHUNK, 0, min(done)), stop)
+        self._fired_minute = fired_ms // MINUTE_MS
+        is_any = False
+        for width, counts in enumerate(self._counts):
+            number = fired_ms // WIDTHS_MS[width]
+            done = [bucket for bucket in counts if bucket < number]
+            if not done:
+                continue
+            is_any = True
+            start, stop = BUCKET_KEY.pack(CHUNK, width, min(done)), BUCKET_KEY.pack(CHUNK, width, number)
+            for key in [key for key in self._changed if start <= key < stop]:
+                self._changed[key] = None
+            batch.delete_range(start, stop)
+            for bucket in done:
+                del counts[bucket]
+                self._changed[BUCKET_KEY.pack(COUNTS, width, bucket)] = None
+        if is_any:
+            minute = self._done_before_ms(fired_ms) // MINUTE_MS
             batch.delete_range(RECALLED_COUNTS, MINUTE_KEY.pack(RECALLED_COUNTS, minute))
             self._recalled_counts = {number: count for number, count in self._recalled_counts.items() if number >= minute}
-        for number in done:
-            del self._counts[0][number]
-            self._changed[BUCKET_KEY.pack(COUNTS, 0, number)] = None
         self._recalled = {position: due_ms for position, due_ms in self._recalled.items() if due_ms >= fired_ms}
+
+    def _done_before_ms(self, fired_ms: int) -> int:
+        """Return a time up to a given one before which no message of a row was due, fired ones and recalled ones included."""
+        begins = (bucket * WIDTHS_MS[width] for width, counts in enumerate(self._counts) for bucket in counts)
+        return min(fired_ms, min(begins, default=fired_ms))
 
     def _count_loaded(self, minute: int, more: int) -> None:
         """Note that more or fewer messages of a loaded minute are pending."""

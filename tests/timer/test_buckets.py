@@ -257,6 +257,32 @@ def test_a_step_of_the_clock_while_a_minute_is_loaded_makes_nobody_wait(
     machine.teardown()
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_recalled_message_of_a_day_that_has_fired_in_part_stays_recalled_after_a_crash(
+    machine: TimerMachine, forgets: bool
+) -> None:
+    parts = machine.parts
+    begin_ms = (parts.clock.now_ms() // DAY_MS + 2) * DAY_MS
+    for hour in (25, 26, 27, 28, 0, 1, 2, 240):
+        machine.delay(begin_ms + hour * 3_600_000 - parts.clock.now_ms(), 1, TOPICS[hour == 25])
+    position, due_ms = machine.named[0]
+    assert parts.delayed.recall(position, due_ms) is Recalled.CANCELLED
+    del machine.pending[position]
+    machine.recalled.add(position)
+    parts.store.commit()
+    parts.clock.advance(70 * DAY_MS)  # type: ignore[attr-defined]
+    machine.fire_some(1)
+    assert len(machine.pending) == 3
+    if forgets:
+        parts.delayed.buckets.forget_recalled(parts.clock.now_ms())
+        parts.store.append_message(parts.store.router.route(b"other"), b"x")
+        parts.store.commit()
+    machine.flush()
+    machine.crash(keep_index=True, commit=True)
+    machine.settle()
+    machine.teardown()
+
+
 def test_what_is_carried_forward_is_complete_although_buckets_are_opened_meanwhile(machine: TimerMachine) -> None:
     for days in range(1, 40):
         machine.delay(days * DAY_MS, 1, TOPICS[0])
