@@ -45,6 +45,9 @@ ALLOCATE_BYTES = 4 * 1024 * 1024
 AHEAD_BYTES = 256 * 1024
 """Maximum number of bytes that are read at once for adjacent records. One large copy costs less than a read of each record."""
 
+GUESSED_BYTES = 512
+"""Bytes that are read of a record whose size is not known. If it has more, it is read again."""
+
 NOTE_S = 1.0
 """Seconds that the end of a failed node waits for the note about its failure."""
 
@@ -429,7 +432,12 @@ class CommitLog:
             PositionUnknown: no record is there.
             RecordCorrupt: the record is damaged.
         """
-        size = size or _SIZE.unpack(self.read(position, _SIZE.size))[0]
+        if not size:
+            with suppress(PositionUnknown):  # the log or the segment ends before
+                data = self.read(position, GUESSED_BYTES)
+                if _SIZE.unpack_from(data)[0] <= GUESSED_BYTES:
+                    return decode(data, position=position)
+            size = _SIZE.unpack(self.read(position, _SIZE.size))[0]
         return decode(self.read(position, size), position=position)
 
     def scan(self, position: int, end: int | None = None) -> Iterator[Record]:

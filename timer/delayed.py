@@ -176,35 +176,61 @@ class DelayedMessages:
         return found.size if found else None
 
     def recall(self, position: int, due_ms: int) -> Recalled:
-        """Cancel a delayed message. It reads the record of the message, whatever is pending.
+        """Cancel a delayed message. See `recall_all`."""
+        return self.recall_all([(position, due_ms)])[0]
 
-        The answer is right as long as the log has the message, across restarts. A message whose record is damaged can be
-        recalled too: then its row is searched, which takes longer.
+    def recall_all(self, named: Sequence[tuple[int, int]]) -> list[Recalled]:
+        """Cancel delayed messages, and return what came of each. It reads the records of the messages, whatever is pending.
+
+        The answer is right as long as the log has a message, across restarts. A message whose record is damaged can be recalled
+        too: then its row is searched, which takes longer.
 
         Args:
-            position: of the message.
-            due_ms: when it is due, in ms since 1970, as its handle says; 0 if that is not known. It is used if the record can't
-                be read.
+            named: position of each, and when it is due, in ms since 1970, as its handle says; 0 if that is not known. It is
+                used if the record can't be read.
         """
+        outcomes: list[Recalled] = []
+        pending: dict[int, PendingMessage] = {}
+        for position, due_ms in named:
+            found = self._judged(position, due_ms) if position not in pending else Recalled.ALREADY_CANCELLED
+            if isinstance(found, PendingMessage):
+                pending[position] = found
+                found = Recalled.CANCELLED
+            outcomes.append(found)
+        if pending:
+            body = b"".join([TIMER_ENTRY.pack(position, found.size) for position, found in pending.items()])
+            about = {
+                "due": [found.due_ms for found in pending.values()],
+                "account": [found.account for found in pending.values()],
+            }
+            self._store.append(Kind.TIMER_CANCELLED, body=body, properties=orjson.dumps(about))
+        return outcomes
+
+    def _judged(self, position: int, due_ms: int) -> Recalled | PendingMessage:
+        """Return what is known of a pending message, or why a message can't be recalled."""
         record, is_damaged = self._message_at(position)
         is_expired = record is None and 0 <= position < self._store.log.start
         if record is None and not is_damaged and not is_expired:
             return Recalled.UNKNOWN
-        dues = self._dues_of(record) if record is not None else self._dues(position, due_ms)
-        if any(self._buckets.is_recalled(position, due_ms) for due_ms in dues):
-            return Recalled.ALREADY_CANCELLED
+        by: Sequence[str] = ()
+        is_named = due_ms != 0
+        if record is not None:
+            deliver_at_ms, _, by = delay_of(record.properties)
+            due_ms = _due_of(deliver_at_ms, record.store_ms)
+        dues = self._dues(position, due_ms)
+        for due_ms in dues:
+            if self._buckets.is_recalled(position, due_ms):
+                return Recalled.ALREADY_CANCELLED
         is_due = 0 < dues[-1] <= self._store.now_ms()
         if record is not None:
-            found = self._pending(record)
+            found = self._unfired(record, dues[-1], by)
         elif is_due and not is_damaged:
             found = None
         else:  # the record is damaged, and retention may have dropped it since
-            found = self._in_rows(position, dues if due_ms else None)
+            found = self._in_rows(position, dues if is_named else None)
         if found is None:
             return Recalled.ALREADY_FIRED if record is not None or is_due else Recalled.ALREADY_CANCELLED
-        about = orjson.dumps({"due": [found.due_ms], "account": [found.account]})
-        self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found.size), properties=about)
-        return Recalled.CANCELLED
+        return found
 
     def _message_at(self, position: int) -> tuple[Record | None, bool]:
         """Return the delayed message at a position, or None; then also whether a record there is damaged."""
@@ -234,20 +260,21 @@ class DelayedMessages:
 
     def _pending(self, record: Record) -> PendingMessage | None:
         """Return what is known of a delayed message if it is pending."""
-        buckets, position = self._buckets, record.position
-        dues = self._dues_of(record)
-        if not buckets.cursors.is_ahead(record.topic, dues[-1], position):
+        deliver_at_ms, _, by = delay_of(record.properties)
+        dues = self._dues(record.position, _due_of(deliver_at_ms, record.store_ms))
+        found = self._unfired(record, dues[-1], by)
+        if found is None or any(self._buckets.is_recalled(record.position, due_ms) for due_ms in dues):
             return None
-        if any(buckets.is_recalled(position, due_ms) for due_ms in dues):
-            return None
-        account = Causer.from_row(delay_of(record.properties)[2]).account
-        return PendingMessage(dues[-1], record.size, account)
+        return found
 
-    def _dues_of(self, record: Record) -> list[int]:
-        """Return when a message was to be delivered, and when it is after each step of the clock that has moved it."""
-        return self._dues(record.position, _due_of(delay_of(record.properties)[0], record.store_ms))
+    def _unfired(self, record: Record, due_ms: int, by: Sequence[str]) -> PendingMessage | None:
+        """Return what is known of a delayed message if it has not fired. It may have been recalled."""
+        if not self._buckets.cursors.is_ahead(record.topic, due_ms, record.position):
+            return None
+        return PendingMessage(due_ms, record.size, Causer.from_row(by).account)
 
     def _dues(self, position: int, due_ms: int) -> list[int]:
+        """Return when a message was to be delivered, and when it is after each step of the clock that has moved it."""
         dues = [due_ms]
         for begin, end, after_ms, before_ms, step_ms in self._steps:
             if begin <= position < end and after_ms < dues[-1] < before_ms:
@@ -355,11 +382,14 @@ class DelayedMessages:
     def _apply_cancelled(self, record: Record) -> None:
         about = orjson.loads(record.properties)
         named = zip(TIMER_ENTRY.iter_unpack(record.body), about["due"], about["account"], strict=True)
+        released: dict[int, list[int]] = {}
         for (position, size), due_ms, account in named:
             self._buckets.recall(position, due_ms)
             self.cancelled += 1
             if not any(start <= position < stop for start, stop in self._damaged):
-                self._release(account, 1, size)
+                released.setdefault(account, []).append(size)
+        for account, sizes in released.items():
+            self._release(account, len(sizes), sum(sizes))
 
     def _apply_stepped(self, record: Record) -> None:
         """Move what was set in the window as a delay from the node's time. Time of day that a publisher gave stays.

@@ -12,6 +12,8 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages, Recalled
 
+_INVALID = pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave")
+
 
 class RecallMethods:
     """Serves `Recall`.
@@ -30,26 +32,17 @@ class RecallMethods:
     @with_status
     async def Recall(self, request: pb.RecallRequest) -> pb.RecallResponse:
         check_count("recall messages", request.recall_handles)
-        for handle in request.recall_handles:  # before any of them is recalled
-            named = self._handles.read_recall(handle)
-            if named is not None:
-                check_sender(self._store, named[0], self._delayed.size(named[0]))
-        statuses: list[pb.Status] = []
-        recalled: list[int] = []
-        try:
-            for handle in request.recall_handles:
-                named = self._handles.read_recall(handle)
-                if named is None:
-                    statuses.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave"))
-                    continue
-                came_of_it = self._delayed.recall(*named)
-                statuses.append(RECALL_STATUS[came_of_it])
-                if came_of_it is Recalled.CANCELLED:
-                    recalled.append(named[0])
-        finally:
-            if recalled:  # also if the disk is full before the last one
-                note_change(recalled=len(recalled), messages=" ".join(map(message_id, recalled[:NAMES_MAX])))
-        if statuses and not recalled:
+        named = [self._handles.read_recall(handle) for handle in request.recall_handles]
+        known = [each for each in named if each is not None]
+        for position, _ in known:  # before any of them is recalled
+            check_sender(self._store, position, self._delayed.size(position))
+        outcomes = self._delayed.recall_all(known)  # all of them or, if the disk is full, none
+        recalled = [position for (position, _), outcome in zip(known, outcomes, strict=True) if outcome is Recalled.CANCELLED]
+        of_known = iter(outcomes)
+        statuses = [RECALL_STATUS[next(of_known)] if each is not None else _INVALID for each in named]
+        if recalled:
+            note_change(recalled=len(recalled), messages=" ".join(map(message_id, recalled[:NAMES_MAX])))
+        elif statuses:
             note_failed(statuses[0].detail)
         await self._store.durable()
         return pb.RecallResponse(statuses=statuses)

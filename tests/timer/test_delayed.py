@@ -17,6 +17,7 @@ from penstock.store.routing import Routing
 from penstock.store.store import Store
 from penstock.timer import buckets
 from penstock.timer.delayed import Recalled
+from penstock.timer.entries import Entries
 from penstock.timer.latencies import LATENCY_BOUNDS_MS
 from penstock.timer.options import YEAR_MS, TimerOptions
 from tests.clock import ManualClock
@@ -140,6 +141,24 @@ def test_firing_reads_no_record(parts: Parts, monkeypatch: pytest.MonkeyPatch) -
     assert arrived(parts) == [b"a", b"b"]
 
 
+def test_a_leap_of_the_clock_sorts_no_message_of_a_month_into_a_row_of_its_own(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(buckets.FRESH_MAX):
+        delay(parts, b"%d" % number, (number * 7_919 % 30_000) * 86_400, commit=False)
+    parts.store.commit()
+    encode, encoded = Entries.encoded, list[int]()
+
+    def counted(entries: Entries) -> bytes:
+        encoded.append(len(entries))
+        return encode(entries)
+
+    monkeypatch.setattr(Entries, "encoded", counted)
+    parts.advance(31 * 86_400_000)
+    assert parts.delayed.fired == buckets.FRESH_MAX
+    assert len(encoded) < 100
+
+
 def test_messages_of_many_topics_come_in_order_of_due_time(parts: Parts) -> None:
     for number, delay_ms in enumerate((30, 10, 20, 10, 40)):
         delay(parts, b"%d" % number, delay_ms, topic=f"plant/{number % 2}/temperature")
@@ -170,6 +189,21 @@ def test_a_recalled_message_is_never_delivered(parts: Parts) -> None:
     assert arrived(parts) == [b"kept"]
     assert parts.delayed.recall(*recalled) is Recalled.ALREADY_CANCELLED
     assert parts.delayed.recall(*kept) is Recalled.ALREADY_FIRED
+
+
+def test_messages_are_recalled_together_with_one_record(parts: Parts) -> None:
+    fired, *named = [delay(parts, b"%d" % number, delay_ms) for number, delay_ms in enumerate((5, 10, 10, 86_400_000, 10))]
+    parts.advance(5)
+    first, second, third, left = named
+    kinds = [record.kind for record in parts.store.log.scan(0)]
+    outcomes = parts.delayed.recall_all([first, fired, third, first, (10**9, 0), second])
+    parts.store.commit()
+    expected = ("CANCELLED", "ALREADY_FIRED", "CANCELLED", "ALREADY_CANCELLED", "UNKNOWN", "CANCELLED")
+    assert [outcome.name for outcome in outcomes] == [*expected]
+    assert [record.kind for record in parts.store.log.scan(0)] == [*kinds, Kind.TIMER_CANCELLED]
+    assert (len(parts.delayed), parts.delayed.cancelled) == (1, 3)
+    assert parts.delayed.recall_all([second, left]) == [Recalled.ALREADY_CANCELLED, Recalled.CANCELLED]
+    assert parts.delayed.recall_all([]) == []
 
 
 def test_a_message_can_be_recalled_until_it_has_fired(parts: Parts) -> None:
