@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.core.selection import READ_AHEAD
@@ -67,14 +69,38 @@ def test_an_acknowledged_message_never_comes_back(parts: Parts) -> None:
     assert bodies_of(parts) == [b"c"]
 
 
-def test_a_closed_checkpoint_with_a_far_deadline_takes_no_memory(parts: Parts) -> None:
+@pytest.mark.parametrize("invisible_ms", [1_000, 10_000, 43_200_000])
+def test_a_closed_checkpoint_takes_no_memory_long_before_its_deadline(parts: Parts, invisible_ms: int) -> None:
     parts.publish(b"a")
-    (message,) = parts.pop(1, 43_200_000)
+    (message,) = parts.pop(1, invisible_ms)
     assert parts.core.checkpoints_open == 1
+    assert len(_with_entries(parts, invisible_ms)) == 1
     parts.ack(message.handle)
     assert parts.core.checkpoints_open == 0
-    parts.advance(43_200_000)
+    assert _with_entries(parts, invisible_ms) == []
+    parts.advance(invisible_ms)
     assert parts.core.counters.revived == 0
+
+
+def _with_entries(parts: Parts, invisible_ms: int) -> list[Checkpoint]:
+    """Return the checkpoints in memory that have entries and are due in so many ms."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if isinstance(each, Checkpoint)]
+    return [each for each in found if each.body and each.deadline_ms == parts.clock.now_ms() + invisible_ms]
+
+
+def test_many_deadlines_of_one_instant_come_in_portions_and_in_order(tmp_path: Path) -> None:
+    parts = tuned(tmp_path, timer=TimerOptions(fire_max=4))
+    parts.publish(*(b"%d" % number for number in range(30)))
+    popped = [body for _ in range(30) for body in bodies_of(parts, 1)]
+    parts.clock.advance(10_000)  # type: ignore[attr-defined]
+    portions: list[int] = []
+    while len(portions) < 8:
+        parts.core.fire_due()
+        portions.append(parts.core.counters.revived)
+    assert portions == [4, 8, 12, 16, 20, 24, 28, 30]
+    parts.settle()
+    assert bodies_of(parts) == popped
 
 
 # --- handles ----------------------------------------------------------------------------------------------------------
@@ -216,7 +242,7 @@ def test_messages_due_at_one_instant_are_revived_in_portions_that_fit_into_segme
         handed_out += len(messages)
     assert handed_out == 20_000
     parts.clock.advance(10_000)  # type: ignore[attr-defined]
-    portions = []
+    portions: list[int] = []
     more = True
     while more:
         before = parts.core.counters.revived
