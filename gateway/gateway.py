@@ -56,9 +56,9 @@ from penstock.pop.core.handle import Handles
 from penstock.store.accounts import Resource
 from penstock.store.clock import Clock
 from penstock.store.ledger import QuotaRefusal
-from penstock.store.sliced import SlicedJob
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
+from penstock.timer.duejob import DueJob
 from penstock.tracing.traces import Traces
 
 STOP_LINGER_S: Final = 1.0
@@ -188,7 +188,8 @@ class Gateway:
             options.subscriptions_max,
         )
         self.loop: asyncio.AbstractEventLoop
-        self._expiry: SlicedJob
+        self.expiry = DueJob(store.now_ms, clock, self._end_expired, retained.first_due_ms)
+        retained.on_expiring = self.expiry.expect
         self.heartbeat = Heartbeat(
             clock.monotonic_s,
             (
@@ -196,8 +197,6 @@ class Gateway:
                 lambda _: self.logbook.turn_page(),
                 lambda _: access.audit.turn_page(),
                 self.keep_alives.turn,
-                lambda _: self.lifecycle.turn(),
-                lambda _: self._expiry.run(),
                 self.sys.turn,
             ),
         )
@@ -240,7 +239,7 @@ class Gateway:
         self.overtime.start(self.loop)
         self.backpressure.start(self.loop)
         self.journal.start(self.loop)
-        self._expiry = SlicedJob(self.loop, self.clock, self._end_expired)
+        self.expiry.start(self.loop)
         self.shared.start(self.loop)
         self.sys.start(self.loop)
         await self.authorizer.start(self.clock.monotonic_s)
@@ -255,7 +254,7 @@ class Gateway:
     async def stop(self) -> None:
         """Accept no more connections, and close all that are open."""
         self.heartbeat.stop()
-        self._expiry.stop()
+        self.expiry.stop()
         if self._rechecking is not None:
             self._rechecking.cancel()
         self.listeners.close()
@@ -290,6 +289,7 @@ class Gateway:
 
     def _end_expired(self, until_s: float) -> bool:
         """Give up retained messages that have expired, until a monotonic time; return whether there may be more."""
+        self.store.commit()  # The work reads the index, which is as of the last commit.
         now_ms = self.store.now_ms()
         while self.retained.end_expired(now_ms):
             if self.clock.monotonic_s() >= until_s:

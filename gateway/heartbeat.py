@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 BEAT_S: Final = 1
-"""Seconds between two beats. A keep alive, a will delay or a session expiry is noticed at most this long after its time."""
+"""Seconds between two beats. A keep alive that is over is noticed at most this long after its time."""
 
 
 class Heartbeat:

@@ -86,6 +86,8 @@ class RetainedMessages:
         self._count = self._saved_count = 0
         self._expired_from = b""
         """Where `end_expired` goes on: from this key on, without its first byte."""
+        self.on_expiring: Callable[[int], None] = lambda expires_at_ms: None
+        """Called with the time at which a message expires, in ms since 1970, when it is retained."""
 
     def __len__(self) -> int:
         """Return the number of retained messages. Expired ones count until a search or `end_expired` finds them."""
@@ -174,6 +176,13 @@ class RetainedMessages:
         self._expired_from = b""
         return False
 
+    def first_due_ms(self, after_ms: int) -> int | None:
+        """Return when the first message expires after a time, in ms since 1970, as of the last commit; None if none does."""
+        assert self._index is not None, "the store has not recovered yet"
+        start = _DUE.pack(KeySpace.RETAINED_DUE, after_ms + 1)
+        key = next((key for key, _ in self._index.rows(start[:1], start[1:])), None)
+        return _DUE.unpack_from(key)[1] if key is not None else None
+
     # --- part of the store ---------------------------------------------------------------------------------------------------
 
     def applies(self) -> Mapping[Kind, Apply]:
@@ -211,6 +220,8 @@ class RetainedMessages:
         kept = row if row.size else None
         self._changed[topic] = kept, changed[1] if changed is not None else old
         self._count += (kept is not None) - (old is not None)
+        if row.expires_at_ms:
+            self.on_expiring(row.expires_at_ms)
 
     def _row_of(self, topic: bytes) -> RetainedRow | None:
         """Return what is retained of a topic; None if nothing is."""

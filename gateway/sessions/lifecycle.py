@@ -42,8 +42,9 @@ from penstock.store.causer import Causer
 from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
 from penstock.store.record import Kind
-from penstock.store.sliced import SlicedJob
 from penstock.store.store import Store
+from penstock.timer.duejob import DueJob
+from penstock.timer.ticker import RETRY_MS
 
 logger = structlog.get_logger("gateway")
 
@@ -141,7 +142,7 @@ class SessionLifecycle:
         self._sessions_max = sessions_max
         self._inflight_max = inflight_max
         self._refuses_others = refuses_others
-        self._job: SlicedJob | None = None
+        self._job = DueJob(store.now_ms, clock, self._work_slice, sessions.first_due_ms)
         self._unclosed: dict[str, bool] = {}
         """Clients that left while the disk had no room for the record of it, and whether their wills are to be published."""
         self._held: dict[str, int] = {}
@@ -158,13 +159,11 @@ class SessionLifecycle:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the background work, first of all for the clients that were connected when the last node was killed."""
-        self._job = SlicedJob(loop, self._clock, self._work_slice)
-        self._job.wake()
+        self._job.start(loop)
 
     def stop(self) -> None:
         """Stop the background work. All clients have left."""
-        if self._job is not None:
-            self._job.stop()
+        self._job.stop()
 
     # --- a client connects ------------------------------------------------------------------------------------------
 
@@ -360,6 +359,7 @@ class SessionLifecycle:
             self._close(stored, session.expiry_s, has_will=session.has_will, sent=sent)
         except DiskFull:
             self._unclosed[session.client_id] = session.has_will
+            self._job.expect(self._store.now_ms() + RETRY_MS)
 
     def _close(self, stored: StoredSession, expiry_s: int, *, has_will: bool, sent: Mapping[str, object] | None = None) -> None:
         """Record that a client has left, and do what is due at once.
@@ -376,7 +376,9 @@ class SessionLifecycle:
             return
         delay_s = min(stored.will.delay_s, expiry_s) if stored.will is not None else 0
         will_due_ms = now_ms + delay_s * 1000 if has_will else 0
-        self._record_closed(stored, {"ends_ms": now_ms + expiry_s * 1000, "will_due_ms": will_due_ms, **(sent or {})})
+        ends_ms = now_ms + expiry_s * 1000
+        self._record_closed(stored, {"ends_ms": ends_ms, "will_due_ms": will_due_ms, **(sent or {})})
+        self._job.expect(min(ends_ms, will_due_ms or ends_ms))
         if stored.will is not None and stored.will.due_ms <= now_ms:
             self._wills.publish(stored)
 
@@ -436,9 +438,8 @@ class SessionLifecycle:
     # --- background work --------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Do what is due. The gateway calls this once a second."""
-        if self._job is not None:
-            self._job.run()
+        """Do what is due now. Nobody need call this, unless the disk has room again or a test has moved the clock."""
+        self._job.run()
 
     def _work_slice(self, until_s: float) -> bool:
         """Close the sessions of lost clients, then do what is due, until a monotonic time; return whether there is more."""
@@ -463,7 +464,7 @@ class SessionLifecycle:
                 continue
             stored = sessions.get(client_id)
             if stored is not None and self._do_due(stored, now_ms) is WillOutcome.NO_ROOM:
-                return False  # The next turn tries again.
+                return False  # The job tries again.
         return False
 
     def _now_for(self, stored: StoredSession) -> int:

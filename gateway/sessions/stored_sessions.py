@@ -95,6 +95,11 @@ class StoredSessions:
         for key, _ in self._rows(rows.CONNECTED, start.encode() + b"\0" if start else b""):
             yield key[len(rows.CONNECTED) :].decode()
 
+    def first_due_ms(self, after_ms: int) -> int | None:
+        """Return when the first session or will is due after a time, in ms since 1970, as of the last commit; or None."""
+        key = next((key for key, _ in self._rows(rows.DUE, rows.U64.pack(after_ms + 1))), None)
+        return rows.U64.unpack_from(key, len(rows.DUE))[0] if key is not None else None
+
     def first_due(self) -> str | None:
         """Return the client id whose session or will is due before all others, or None if no session's client is away."""
         return next(self.due(2**63), None)

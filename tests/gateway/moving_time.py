@@ -12,4 +12,6 @@ def pass_time(gateway: Gateway, seconds: float) -> None:
     assert isinstance(clock, AheadClock | ManualClock), "the node needs a clock that a test can move"
     clock.advance(round(seconds * 1000))
     gateway.heartbeat.beat()
+    gateway.lifecycle.turn()
+    gateway.expiry.run()
     gateway.throttle.resume_due()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
@@ -262,6 +264,22 @@ async def test_a_will_waits_for_its_delay_or_for_the_end_of_the_session(
     assert await watcher.messages() == [Message("will", b"gone")]
     pass_time(broker.node.gateway, 120)
     assert await watcher.messages() == []
+
+
+async def test_a_will_a_session_and_a_retained_message_end_at_their_times_and_not_with_the_next_beat(broker: Broker) -> None:
+    gateway = broker.node.gateway
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 0))
+    publisher = await broker.connect_5("publisher")
+    assert await publisher.publish_with("a", b"kept", {Property.MESSAGE_EXPIRY_S: 1}, 1, retain=True) == 0
+    await dying(broker, 1, 2)
+    gone_s = time.monotonic()
+    gateway.heartbeat.stop()
+    await watcher.receive()
+    assert 0.9 < time.monotonic() - gone_s < 1.5
+    await until(lambda: len(broker.node.retained) == 0)
+    await until(lambda: len(broker.node.sessions) == 0)
+    assert 1.9 < time.monotonic() - gone_s < 2.5
 
 
 async def test_a_delayed_will_is_not_published_if_the_client_returns_in_time(broker: Broker) -> None:

@@ -8,7 +8,7 @@ from tests.clock import ManualClock
 
 
 class FakeTimers:
-    """The part of an event loop that an alarm uses, with a clock that the test moves."""
+    """The part of an event loop that alarms and sliced jobs use, with a clock that the test moves."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -18,6 +18,9 @@ class FakeTimers:
         timer = FakeTimer(callback)
         self.armed.append((self.clock.now_ms() + round(delay_s * 1000), timer))
         return timer
+
+    def call_soon(self, callback: Callable[[], None]) -> FakeTimer:
+        return self.call_later(0, callback)
 
     def waiting(self) -> list[tuple[int, FakeTimer]]:
         return sorted(((due_ms, timer) for due_ms, timer in self.armed if not timer.cancelled), key=lambda item: item[0])
