@@ -99,7 +99,7 @@ bench-pop: $(READY)  ## Measure POP beside Redis streams and beanstalkd, where t
 bench-store: $(READY)  ## Measure the store by itself, against its goals (half an hour)
 	$(BIN)/python -m bench store $(ARGS)
 
-bench-timer: $(READY)  ## Measure delayed messages up to ten million, beside a sorted set of Redis (half an hour)
+bench-timer: $(READY)  ## Measure delayed messages up to ten million, beside a sorted set of Redis and nats-server (an hour)
 	$(BIN)/python -m bench timer $(ARGS)
 
 # Run from the root, with the path below penstock/: only so do the generated modules import each other by their full names.

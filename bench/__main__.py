@@ -10,7 +10,7 @@ BENCHES = {
     "mqtt": "Measure MQTT, beside mosquitto and nats-server.",
     "pop": "Measure POP over gRPC, beside Redis streams, NATS JetStream, beanstalkd and RocketMQ.",
     "store": "Measure the store alone: append, read, many queues, starts.",
-    "timer": "Measure delayed messages, beside a sorted set of Redis.",
+    "timer": "Measure delayed messages, beside a sorted set of Redis and the schedules of nats-server.",
     "access": "Measure what access control costs, for a decision and for a message.",
     "backup": "Measure backups, and what they do to publishers. It runs only by name.",
     "compare": "Compare this tree with another tree of the project. It runs only by name.",

@@ -124,10 +124,17 @@ def path_of(program: str) -> str:
     Raises:
         NotInstalled: the program does not exist.
     """
-    path = shutil.which(program) or shutil.which(program, path=os.pathsep.join(PROGRAM_DIRECTORIES))
-    if path is None:
+    paths = paths_of(program)
+    if not paths:
         raise NotInstalled(f"{program} is not installed (apt-get install {program})")
-    return path
+    return paths[0]
+
+
+def paths_of(program: str) -> list[str]:
+    """Return all paths of a broker's program: those on the PATH first."""
+    places = (os.get_exec_path(), PROGRAM_DIRECTORIES)
+    found = [shutil.which(program, path=directory) for directories in places for directory in directories]
+    return list(dict.fromkeys(path for path in found if path is not None))
 
 
 @contextmanager
@@ -160,23 +167,27 @@ def floor() -> Iterator[BrokerProcess]:
 
 
 @contextmanager
-def nats_server(data_dir: Path) -> Iterator[BrokerProcess]:
-    """Run nats-server with JetStream on `data_dir`. The port is that of its MQTT listener.
+def nats_server(data_dir: Path, program: str = "") -> Iterator[BrokerProcess]:
+    """Run nats-server with JetStream on `data_dir`. The port is that of its MQTT listener. It may be killed.
+
+    Args:
+        data_dir: has its files.
+        program: path of the program; by default the first one that is found.
 
     Raises:
         NotInstalled, BrokerFailed
     """
-    path, port, own_port = path_of("nats-server"), _free_port(), _free_port()
+    path, port, own_port = program or path_of("nats-server"), _free_port(), _free_port()
     config = data_dir / "nats.conf"
     config.write_text(NATS_CONFIG.format(port=own_port, mqtt_port=port, directory=data_dir.resolve() / "jetstream"))
     # nats-server ends with status 1 after SIGTERM.
-    with _server("nats-server", [path, "-c", str(config)], port, data_dir, ends=(0, 1)) as peer:
+    with _server("nats-server", [path, "-c", str(config)], port, data_dir, ends=(0, 1, -signal.SIGKILL)) as peer:
         yield replace(peer, addresses={"nats": f"127.0.0.1:{own_port}"})
 
 
 @contextmanager
 def redis_server(data_dir: Path) -> Iterator[BrokerProcess]:
-    """Run redis-server on `data_dir` with an append-only file, which it syncs once a second.
+    """Run redis-server on `data_dir` with an append-only file, which it syncs once a second. It may be killed.
 
     Raises:
         NotInstalled, BrokerFailed
@@ -184,7 +195,7 @@ def redis_server(data_dir: Path) -> Iterator[BrokerProcess]:
     path, port = path_of("redis-server"), _free_port()
     words = f"--port {port} --bind 127.0.0.1 --appendonly yes --appendfsync everysec".split()
     command = [path, *words, "--save", "", "--dir", str(data_dir.resolve()), "--loglevel", "warning"]
-    with _server("Redis", command, port, data_dir) as peer:
+    with _server("Redis", command, port, data_dir, ends=(0, -signal.SIGKILL)) as peer:
         yield peer
 
 

@@ -32,6 +32,7 @@ import uvloop
 from argon2 import PasswordHasher
 from rich.console import Console
 
+from bench import plots
 from bench.peers import BrokerProcess, penstock
 
 RETRY_S: Final = 10.0
@@ -49,9 +50,6 @@ PASSWORD: Final = "a password"
 HONEST: Final = "honest"
 ACCEPTED, BUSY = 0, 3
 """Return codes of a CONNACK of MQTT 3.1.1."""
-
-WIDTH, HEIGHT, PANEL, LEFT, TOP, RIGHT = 720, 560, 190, 64, 60, 16
-COLOURS: Final = ("#1f6feb", "#bf5700", "#6e7781")
 
 
 @dataclass(slots=True)
@@ -256,61 +254,28 @@ def rows_of(storms: Iterable[Storm]) -> Iterable[tuple[object, ...]]:
             )
 
 
-Curve = tuple[str, list[tuple[float, float]]]
-"""A title, and points."""
-
-
-def _panel(title: str, unit: str, top: float, across: float, curves: Sequence[Curve]) -> list[str]:
-    """Return one plot: seconds on the x axis."""
-    up = max((value for _, points in curves for _, value in points), default=0) or 1
-
-    def x(seconds: float) -> float:
-        return LEFT + seconds / across * (WIDTH - LEFT - RIGHT)
-
-    def y(value: float) -> float:
-        return top + PANEL - value / up * PANEL
-
-    parts = [f'<text x="{LEFT}" y="{top - 26}" font-size="14">{title}</text>']
-    for step in range(6):
-        value, seconds = up * step / 5, across * step / 5
-        parts.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}{unit}</text>')
-        parts.append(f'<text x="{x(seconds):.1f}" y="{top + PANEL + 18}" text-anchor="middle">{seconds:.3g} s</text>')
-    for number, (name, points) in enumerate(curves):
-        line = " ".join(f"{x(seconds):.1f},{y(value):.1f}" for seconds, value in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[number]}" stroke-width="2"/>')
-        parts.append(f'<text x="{LEFT + number * 215}" y="{top - 8}" fill="{COLOURS[number]}">{name}</text>')
-    return parts
-
-
 def svg_of(before_ms: Sequence[float], storms: Sequence[Storm]) -> str:
     """Return the plot: above, devices that are in and refusals; below, the wait that the node expects and the real one."""
-    first, across = storms[0], max(each.end_s for each in storms)
+    first = storms[0]
     took = [
         (sample.at_s, waited_s)
         for sample, until in zip(first.samples, first.samples[1:], strict=False)
         if (waited_s := first.waited_s(sample.at_s, until.at_s)) is not None
     ]
-    above: list[Curve] = [
-        *((f"in: {each.title}", [(s.at_s, float(s.devices_in)) for s in each.samples]) for each in storms),
-        ("refused as busy, to come again", [(s.at_s, float(s.busy)) for s in first.samples]),
-    ]
-    below: list[Curve] = [
-        ("wait that the metrics expect", [(s.at_s, s.estimate_s) for s in first.samples]),
-        ("wait of logins that began then", took),
-    ]
+    above = {f"in: {each.title}": [(s.at_s, float(s.devices_in)) for s in each.samples] for each in storms}
+    above["refused as busy, to come again"] = [(s.at_s, float(s.busy)) for s in first.samples]
+    below = {
+        "wait that the metrics expect": [(s.at_s, s.estimate_s) for s in first.samples],
+        "wait of logins that began then": took,
+    }
     during_ms = p99_of(first.acks_ms)
-    honest = f"PUBACK of a connected device, p99: {p99_of(before_ms):.1f} ms before, {during_ms:.1f} ms during the first storm"
-    return "\n".join(
+    return plots.svg_of(
         (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-            *_panel(f"{len(first.logins)} devices log in at once", "", TOP, across, above),
-            *_panel("First login: seconds that it takes", " s", TOP + PANEL + 90, across, below),
-            f'<text x="{LEFT}" y="{HEIGHT - 6}">{honest}</text>',
-            "</svg>",
-            "",
-        )
+            plots.Panel(f"{len(first.logins)} devices log in at once", "", above),
+            plots.Panel("First login: seconds that it takes", " s", below),
+        ),
+        " s",
+        note=f"PUBACK of a connected device, p99: {p99_of(before_ms):.1f} ms before, {during_ms:.1f} ms during the first storm",
     )
 
 
