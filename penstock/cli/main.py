@@ -13,6 +13,7 @@ from penstock.cli.commands import (
     backup,
     client,
     clock,
+    completion,
     deadletters,
     demo,
     groups,
@@ -81,6 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
         access,
         user,
         worker,
+        completion,
     ):
         family.add_to(commands)
+    parser.set_defaults(parser=parser)
     return parser

@@ -43,6 +43,7 @@ COMMANDS = (
     "restore",
     "verify",
     "top",
+    "completion",
 )
 
 
