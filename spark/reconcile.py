@@ -6,10 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
 
 import orjson
 from pyspark import StorageLevel
@@ -294,6 +295,26 @@ def _write_summary(directory: Path, summary: object) -> None:
     os.replace(part, directory / SUMMARY_FILE)
 
 
+class Stages(Protocol):
+    """Shows within its context what a command does at the moment."""
+
+    def begin(self, what: str, /) -> None:
+        """End the present stage, and begin another."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class _Silent:
+    """Shows nothing."""
+
+    def begin(self, what: str, /) -> None:
+        pass
+
+
 def run(
     data_dir: str | Path,
     out: str | Path | None = None,
@@ -301,10 +322,11 @@ def run(
     json: bool = False,
     as_of_ms: int | None = None,
     grace_ms: int = GRACE_MS,
+    stages: Stages | None = None,
 ) -> int:
     """Reconcile a log, write the report to `out` if it is given, and print it. This is the command `penstock reconcile`.
 
-    With `json`, the command prints only the summary. Errors go to stderr.
+    With `json`, the command prints only the summary. Errors go to stderr. `stages` shows what it does at the moment.
 
     Returns:
         The exit status: 0 if all is well, 1 if a delivery is lost or conflicting, 2 if the reconciliation is impossible (no
@@ -315,14 +337,19 @@ def run(
             check_out(Path(out))
         segments.find(data_dir)
         already_open = SparkSession.getActiveSession() is not None
-        spark = open_session(master, "penstock reconcile")
-        try:
-            found = reconcile(spark, data_dir, as_of_ms=as_of_ms, grace_ms=grace_ms)
-            if out is not None:
-                found.write(out)
-        finally:
-            if not already_open:
-                spark.stop()
+        with stages or nullcontext(_Silent()) as shown:
+            shown.begin("start Spark")
+            spark = open_session(master, "penstock reconcile")
+            try:
+                shown.begin("pair all deliveries with what settled them")
+                found = reconcile(spark, data_dir, as_of_ms=as_of_ms, grace_ms=grace_ms)
+                if out is not None:
+                    shown.begin(f"write the tables to {out}")
+                    found.write(out)
+                shown.begin("stop Spark")
+            finally:
+                if not already_open:
+                    spark.stop()
     except (ReconcileError, StoreError) as error:
         print(f"penstock reconcile: {error}", file=sys.stderr)
         return 2

@@ -245,6 +245,22 @@ def test_damage_in_the_middle_of_the_log_is_an_error(spark: SparkSession, tmp_pa
         reconcile(spark, tmp_path)
 
 
+class Recorder:
+    """Notes the stages of a command."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def begin(self, what: str) -> None:
+        self.seen.append(what)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin("end")
+
+
 @pytest.mark.parametrize(("acked", "status"), [(2, 0), (1, 1)])
 def test_run_prints_nothing_but_the_summary(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], acked: int, status: int
@@ -255,7 +271,9 @@ def test_run_prints_nothing_but_the_summary(
     log.ack(1, "pumps", [(checkpoint, index) for index in range(acked)])
     log.save(tmp_path)
     out = tmp_path / "out"
-    assert run(tmp_path, out, "local[2]", json=True, as_of_ms=100_000) == status
+    stages = Recorder()
+    assert run(tmp_path, out, "local[2]", json=True, as_of_ms=100_000, stages=stages) == status
+    assert [each.split()[0] for each in stages.seen] == ["start", "pair", "write", "stop", "end"]
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((out / "summary.json").read_text())
     assert printed["totals"]["outcomes"]["lost"] == 2 - acked

@@ -45,4 +45,7 @@ def _run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         print(f"penstock reconcile: {error.name} is not installed: {install_hint('spark')}", file=sys.stderr)
         return EXIT_USAGE
-    return run(options.data_dir, options.out, options.master, options.json, options.as_of_ms, options.grace_ms)
+    from penstock.cli.actions.stages import Stages
+
+    stages = Stages(is_shown=not options.json)
+    return run(options.data_dir, options.out, options.master, options.json, options.as_of_ms, options.grace_ms, stages)

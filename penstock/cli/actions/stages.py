@@ -1,0 +1,46 @@
+"""What a command that takes long does at the moment: a line for each stage, with a spinner beside the present one."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+
+class Stages:
+    """Lines on standard error, if that is a terminal.
+
+    Parameters:
+        is_shown: whether to show anything at all.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        console = Console(file=sys.stderr)
+        self._progress = Progress(
+            SpinnerColumn(finished_text="done"),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not (is_shown and console.is_terminal),
+        )
+        self._task: TaskID | None = None
+
+    def begin(self, what: str) -> None:
+        """End the present stage, and begin another."""
+        self._finish()
+        self._task = self._progress.add_task(what, total=1)
+
+    def _finish(self) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, completed=1)
+
+    def __enter__(self) -> Stages:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self._finish()
+        self._progress.stop()
