@@ -295,7 +295,7 @@ def _write_summary(directory: Path, summary: object) -> None:
     os.replace(part, directory / SUMMARY_FILE)
 
 
-class Stages(Protocol):
+class StageDisplay(Protocol):
     """Shows within its context what a command does at the moment."""
 
     def begin(self, what: str, /) -> None:
@@ -322,7 +322,7 @@ def run(
     json: bool = False,
     as_of_ms: int | None = None,
     grace_ms: int = GRACE_MS,
-    stages: Stages | None = None,
+    stages: StageDisplay | None = None,
 ) -> int:
     """Reconcile a log, write the report to `out` if it is given, and print it. This is the command `penstock reconcile`.
 
