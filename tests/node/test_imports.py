@@ -64,6 +64,15 @@ def test_parsing_the_arguments_of_a_command_imports_nothing_heavy(command: str) 
     assert not found & HEAVY
 
 
+def test_every_action_can_be_imported_without_the_library_of_an_extra() -> None:
+    """Whoever imports all of them, such as the process that forks commands for the tests, may have no extras."""
+    source = (
+        "import importlib, pkgutil, penstock.cli.actions as actions; sys.modules['shtab'] = None; "
+        "[importlib.import_module(f'penstock.cli.actions.{each.name}') for each in pkgutil.iter_modules(actions.__path__)]"
+    )
+    assert "penstock" in imported_by(source)
+
+
 @pytest.mark.parametrize(
     ("module", "needs"),
     [

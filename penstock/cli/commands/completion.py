@@ -22,10 +22,12 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.completion import completion_script
+
     try:
-        from penstock.cli.actions.completion import completion_script
+        script = completion_script(options.parser, options.shell)
     except ModuleNotFoundError as error:
         print(f"penstock completion: {error.name} is not installed: {install_hint('completion')}", file=sys.stderr)
         return EXIT_USAGE
-    sys.stdout.write(completion_script(options.parser, options.shell))
+    sys.stdout.write(script)
     return 0
