@@ -107,7 +107,8 @@ def commands_page() -> str:
         parser.description or "",
         "The exit status is 0 for success, 1 for a failure and 2 for wrong usage. Defaults are in brackets. "
         "Commands that speak gRPC take a token from the environment variable `PENSTOCK_TOKEN`. All that connect to a node take "
-        "the PEM file of root certificates from `PENSTOCK_CA_FILE`, if `--tls-ca-file` does not name one.",
+        "the PEM file of root certificates from `PENSTOCK_CA_FILE`, if `--tls-ca-file` does not name one. An unexpected error "
+        "is one line; with `PENSTOCK_TRACEBACK=1` it shows where it comes from.",
     ]
     for command in _commands(parser):
         parts += [f"## {command.prog}", command.description or "", f"```\n{_usage(command)}\n```"]

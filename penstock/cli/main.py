@@ -39,6 +39,12 @@ from penstock.worker.errors import WorkerError
 
 NODE_ERRORS = (ConfigError, AdminUnavailable, ControlRefused, DescriptorsTooFew, NodeNotRunning)
 
+TRACEBACK = "PENSTOCK_TRACEBACK"
+"""Environment variable with which an unexpected error shows where it comes from."""
+
+PROCESSES = ("serve", "worker", "demo")
+"""Commands whose unexpected errors belong in a log, with a traceback."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 for success, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
@@ -51,11 +57,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except (StoreError, PopError, WorkerError, *NODE_ERRORS, OSError, ValueError) as error:
-        print(printable(f"penstock {options.command}: {error}", keep="\n"), file=sys.stderr)
+        print(printable(f"penstock {options.command}: {_text_of(error)}", keep="\n"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Exception as error:
+        if TRACEBACK in os.environ or options.command in PROCESSES:
+            raise
+        # Whoever runs a command at night can do nothing with a traceback, and reads past what it was about.
+        told = (
+            f"this is a defect of Penstock ({type(error).__name__}: {error}). Set {TRACEBACK}=1 for a traceback, and report it."
+        )
+        print(printable(f"penstock {options.command}: {told}"), file=sys.stderr)
+        return EXIT_FAILED
     return status
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an error. That of the system begins with its number, and does not say what it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename} can't be used: {error.strerror}."
+    return str(error)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,10 @@ def test_json_is_one_object_a_line() -> None:
     ("arguments", "message"),
     [
         (["pub", "a", "b", "--mqtt", "nowhere"], "'nowhere' must be HOST:PORT"),
+        (["sub", "a", "--count", "9" * 5000], "is too large: the largest number is 9223372036854775807"),
+        (["inspect", "log", "--from", "9" * 30], "is too large"),
+        (["inspect", "log", "--from", "0x" + "f" * 16], "is too large"),
+        (["inspect", "log", "--since", "9" * 30], "is too large"),
         (["sub", "a", "--count", "-1"], "'-1' is not a whole number from 0 up"),
         (["inspect", "log", "--kind", "letter"], "'letter' is not a kind of record. The kinds are message,"),
         (["group", "create", "g", "a", "--backoff", "soon"], "'soon' is not a back-off"),
@@ -64,3 +69,25 @@ def test_json_has_escapes_with_the_same_values(capsys: pytest.CaptureFixture[str
 def test_an_error_of_a_command_is_shown_with_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["user", "list", "--file", f"nowhere{SPOOFED}"]) == 1
     assert "nowherea\\u001b[2J\\u202eb" in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_says_what_it_is_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pub", "a", "x", "--user", "ann", "--password-file", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err == f"penstock pub: {tmp_path}/none can't be used: No such file or directory.\n"
+
+
+def test_a_defect_is_one_line_unless_somebody_wants_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'x'")
+
+    monkeypatch.delenv("PENSTOCK_TRACEBACK", raising=False)
+    monkeypatch.setattr("penstock.cli.actions.user.list_users", fails)
+    assert main(["user", "list", "--file", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "defect of Penstock (AttributeError: 'NoneType' object has no attribute 'x')" in told
+    assert told.count("\n") == 1
+    monkeypatch.setenv("PENSTOCK_TRACEBACK", "1")
+    with pytest.raises(AttributeError):
+        main(["user", "list", "--file", str(tmp_path)])

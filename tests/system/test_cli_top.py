@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,36 @@ def test_a_terminal_gets_views_in_place_at_any_width(node: NodeProcess) -> None:
         assert "Traceback" not in written
         assert "\x1b[?1049h" in written, "on a screen of its own"
         assert "plant/#" in written.rpartition("\x1b[?1049l")[2], "the last view stays on the terminal"
+
+
+def test_a_terminal_keeps_the_last_view_while_the_node_is_away(node: NodeProcess) -> None:
+    assert run_penstock("group", "create", "g", "plant/#", "--pop", node.addresses["pop"]).returncode == 0
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "penstock", "top", "--admin", node.addresses["admin"], "--interval", "100ms"]
+    environment = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
+    written = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal written
+        written = b""
+        while text not in written:
+            written += os.read(ours, 65_536)
+
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        try:
+            read_until(b"plant/#")
+            node.kill()
+            read_until(b"Trying again.")
+            read_until(b"plant/#")
+            node.start("--admin", node.addresses["admin"])
+            read_until(b"Penstock ")
+            process.send_signal(signal.SIGINT)
+            read_until(b"\x1b[?1049l")
+        finally:
+            process.kill()
+            os.close(ours)
+        assert b"Traceback" not in written
 
 
 def test_where_no_node_answers_it_says_so(node: NodeProcess) -> None:

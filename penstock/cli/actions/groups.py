@@ -10,6 +10,7 @@ from penstock.cli.actions.endpoint import Endpoint
 from penstock.cli.actions.output import print_rows
 from penstock.cli.actions.popclient import sync_client_of
 from penstock.cli.actions.protorow import row_of
+from penstock.cli.actions.quantities import shown_seconds
 from penstock.pop.proto import pop_pb2 as pb
 
 
@@ -58,11 +59,19 @@ def _print_groups(groups: list[pb.GroupDescription], as_json: bool) -> None:
     names = ("visible", "retries", "in_flight", "delayed", "parked", "dead", "waiting")
     print_rows(
         [row_of(group, is_full=True) for group in groups],
-        [[group.group, group.filter, _state(group.settings), *(str(getattr(group, n)) for n in names)] for group in groups],
-        ("group", "filter", "state", *names),
+        [
+            [group.group, group.filter, _state(group.settings), *(str(getattr(group, n)) for n in names), _oldest(group)]
+            for group in groups
+        ],
+        ("group", "filter", "state", *names, "oldest"),
         as_json=as_json,
         out=sys.stdout,
     )
+
+
+def _oldest(group: pb.GroupDescription) -> str:
+    """Return the age of the oldest message that was not handed out."""
+    return shown_seconds(group.oldest_ms / 1000) if group.HasField("oldest_ms") else ""
 
 
 def _state(settings: pb.GroupSettings) -> str:

@@ -132,7 +132,19 @@ def count(text: str) -> int:
     """Return a whole number from 0 up."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up.")
-    return int(text)
+    return _bounded(text, int(text[:NUMBER_CHARS_MAX]))
+
+
+def _bounded(text: str, number: int) -> int:
+    """Return a number that 64 bits can hold, as the log and gRPC do."""
+    if number > NUMBER_MAX or len(text) > NUMBER_CHARS_MAX:
+        raise argparse.ArgumentTypeError(f"{text[:NUMBER_CHARS_MAX]!r} is too large: the largest number is {NUMBER_MAX}.")
+    return number
+
+
+NUMBER_MAX = 2**63 - 1
+NUMBER_CHARS_MAX = 40
+"""Digits of a number, with zeros in front. Python itself refuses numbers of more than 4,300 digits."""
 
 
 def duration(text: str) -> int:
@@ -149,12 +161,13 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d
 def position(text: str) -> int:
     """Return the position of a record that is written as a number, as `0x` and hexadecimal digits, or as a message id."""
     if found := re.fullmatch(rf"(?:0x)?([0-9a-f]{{{MESSAGE_ID_CHARS}}})|0x([0-9a-f]+)", text, re.IGNORECASE):
-        return int(found[1] or found[2], 16)
+        digits: str = found[1] or found[2]
+        return _bounded(text, int(digits[:NUMBER_CHARS_MAX], 16))
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
             f"{text!r} is no position: give a number, or the id of a message, such as 00000000000004d2."
         )
-    return int(text)
+    return count(text)
 
 
 def message_id(text: str) -> str:
@@ -176,7 +189,7 @@ _DATE_CHARS = 8
 def instant(text: str) -> int:
     """Return a time that is written as ISO 8601, or in ms since 1970, as the latter. Without an offset it is of UTC."""
     if text.isdecimal() and len(text) != _DATE_CHARS:
-        return int(text)
+        return count(text)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
