@@ -516,3 +516,15 @@ async def test_a_change_whose_caller_does_not_wait_for_the_answer_has_a_line(
     calling.cancel()
     (line,) = audited.lines()
     assert (line["event"], line["what"], line["group"]) == ("changed", "DeleteGroup", GROUP)
+
+
+async def test_a_client_that_resets_a_lite_topic_of_its_group_has_a_line(audited: Audited) -> None:
+    about = {"group": named(GROUP), "topic": named("lite"), "lite_topic_set": ["x"]}
+    again = rocketmq_pb.OffsetOption(policy=rocketmq_pb.OffsetOption.Policy.MIN)
+    await audited.call("MessagingService/SyncLiteSubscription", service_pb.SyncLiteSubscriptionRequest(**about), "owner")
+    assert audited.lines() == []
+    request = service_pb.SyncLiteSubscriptionRequest(offset_option=again, **about)
+    await audited.call("MessagingService/SyncLiteSubscription", request, "owner")
+    (line,) = audited.lines()
+    assert (line["event"], line["user"], line["what"]) == ("changed", "owner", "SyncLiteSubscription")
+    assert (line["group"], line["filter"], line["to"]) == (GROUP, "lite/x", "earliest")
