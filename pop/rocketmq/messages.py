@@ -28,6 +28,9 @@ from penstock.store.properties import Properties, decode_properties
 from penstock.store.record import Flag, Record
 from penstock.tracing.context import TRACEPARENT
 
+TIMESTAMP_MS_MAX = 253_402_300_799_999
+"""The latest time that the protocol can state, which is the end of the year 9999. A client may send later ones."""
+
 PRODUCER = "rocketmq:"
 """Prefix of the producer of a half message, before its topic. Each client that publishes to the topic may tell the outcome."""
 
@@ -226,7 +229,7 @@ def message_of(
         born_host=properties.born_host,
         store_host=store_host,
     )
-    system.born_timestamp.FromMilliseconds(properties.born_ms or record.store_ms)
+    system.born_timestamp.FromMilliseconds(min(properties.born_ms or record.store_ms, TIMESTAMP_MS_MAX))
     system.store_timestamp.FromMilliseconds(record.store_ms)
     if properties.tag:
         system.tag = properties.tag
@@ -279,4 +282,4 @@ def _type_of(flags: int, properties: Properties, lite_parent: str) -> Any:
 
 
 def _ms_of(timestamp: Any) -> int:
-    return int(timestamp.seconds) * 1000 + int(timestamp.nanos) // 1_000_000
+    return min(int(timestamp.seconds) * 1000 + int(timestamp.nanos) // 1_000_000, TIMESTAMP_MS_MAX)

@@ -58,6 +58,17 @@ def test_a_message_comes_back_with_all_its_fields(
     assert system.born_timestamp.ToMilliseconds() == born_ms
 
 
+@pytest.mark.parametrize("seconds", [253_402_300_799, 253_402_300_800, 2**60, 2**63 - 1, -1])
+def test_any_birth_time_can_be_stored_and_comes_back_as_one_that_the_protocol_has(seconds: int) -> None:
+    properties = properties_of(outgoing(born_timestamp={"seconds": seconds}), "plant/1", NOW_MS)
+    born = message_of(stored(properties)).system_properties.born_timestamp
+    assert born.seconds == (min(seconds, 253_402_300_799) if seconds > 0 else NOW_MS // 1000)
+
+
+def test_a_birth_time_that_an_earlier_version_stored_comes_back_as_one_that_the_protocol_has() -> None:
+    assert message_of(stored(Properties(born_ms=2**60))).system_properties.born_timestamp.seconds == 253_402_300_799
+
+
 @pytest.mark.parametrize(
     ("system", "field", "value"),
     [
