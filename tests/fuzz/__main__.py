@@ -3,8 +3,10 @@ this.
 
 Two searches run side by side: atheris, if it is installed, follows the codec's branches in a process of its own, and Hypothesis
 generates inputs of the codec, attacks on a node, sequences of MQTT clients over each transport, and sequences of calls of both
-APIs over gRPC. The exit status is 1 if anything fails: an exception, also in the node's log, an answer that the protocol does
-not name, an input that takes too long, a well-behaved client that is not served, growing memory, or leaked resources.
+APIs over gRPC. Nodes take turns: one that everybody may do everything with, and one with rules, passwords and tokens, whose
+callers have different rights. The exit status is 1 if anything fails: an exception, also in the node's log, an answer that the
+protocol does not name, a message or an answer that a caller must not get, an input that takes too long, a well-behaved client
+that is not served, growing memory, or leaked resources.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from penstock.install import install_hint
 from tests.fuzz.calls import APIS
@@ -43,6 +46,18 @@ def guided(seconds: int, directory: Path) -> subprocess.Popen[bytes] | None:
 
 def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if "sequences" not in name)
+
+
+def _summary(name: str, target: Target, state: dict[str, Any]) -> None:
+    print(
+        f"{name}: {target.inputs:,} attacks and sequences, {target.connections:,} connections of attacks, "
+        f"{state['stored']:,} messages stored; slowest {target.slowest_s * 1000:.0f} ms; memory "
+        f"{state['anonymous_kib'] / 1024:.1f} MiB, {target.grown_kib(state['anonymous_kib']) / 1024:+.1f} since a quarter of "
+        "the run; nothing left behind"
+    )
+    print("steps of MQTT:", _listed(target.player.counts))
+    print("calls:", _listed(target.calls.counts))
+    print("closed by the node:", ", ".join(f"{reason} {count:,}" for reason, count in sorted(state["closed"].items())))
 
 
 def main() -> int:
@@ -71,8 +86,9 @@ def main() -> int:
             )
 
     try:
-        with Target() as target:
-            for turn in itertools.count():
+        with Target() as anonymous, Target(is_secured=True) as secured:
+            targets = {"everybody may do everything": anonymous, "rules and passwords": secured}
+            for turn, target in enumerate(itertools.cycle(targets.values())):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     break
@@ -83,16 +99,9 @@ def main() -> int:
                     sequences[api] += search_calls(target, share_s, api=api, seed=options.seed + turn)
                 search_listener(target, share_s, told=told)
                 codec_inputs += search_codec(min(CODEC_SLICE_S, max(until_s - time.monotonic(), 0.1)))
-            state = target.close()
-        print(
-            f"listener: {target.inputs:,} attacks, {target.connections:,} connections, {state['stored']:,} messages stored; "
-            f"slowest {target.slowest_s * 1000:.0f} ms; memory {state['anonymous_kib'] / 1024:.1f} MiB, "
-            f"{target.grown_kib(state['anonymous_kib']) / 1024:+.1f} since a quarter of the run; nothing left behind"
-        )
+            for name, target in targets.items():
+                _summary(name, target, target.close())
         print("sequences:", ", ".join(f"{name} {count:,}" for name, count in sequences.items()), f"(seed {options.seed})")
-        print("steps of MQTT:", _listed(target.player.counts))
-        print("calls:", _listed(target.calls.counts))
-        print("closed by the node:", ", ".join(f"{name} {count:,}" for name, count in sorted(state["closed"].items())))
         print(f"codec: {codec_inputs:,} inputs of Hypothesis")
         if watched is not None:
             status = watched.wait(60)

@@ -1,4 +1,6 @@
-"""The node under attack, in a process of its own: python -m tests.fuzz.node DATA_DIR.
+"""The node under attack, in a process of its own: python -m tests.fuzz.node DATA_DIR [secured].
+
+With "secured" it has a file of rules, passwords and tokens. Otherwise everybody may do everything.
 
 The process prints its ports as one line of JSON. For each line on stdin it then prints the failures since the previous line,
 and for the line "state" also the resources that it holds. It ends when stdin ends.
@@ -17,6 +19,7 @@ import structlog
 import uvloop
 
 from penstock.gateway.options import AccessOptions, ListenerOptions
+from tests.fuzz.callers import control
 from tests.gateway.certificates import Authority
 from tests.gateway.proxy_headers import LOOPBACK
 from tests.gateway.wire import FREE, Broker
@@ -57,13 +60,14 @@ def listeners(data_dir: Path) -> tuple[ListenerOptions, ...]:
     return (*LISTENERS, *(ListenerOptions(name=kind, kind=kind, listen=FREE, **files) for kind in ("tls", "wss")))
 
 
-async def serve(data_dir: Path) -> None:
+async def serve(data_dir: Path, *, is_secured: bool) -> None:
     failures: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(f"{context.get('message')}: {context.get('exception')!r}"))
-    options = {
+    # The PROXY headers name clients of other machines.
+    access = control(data_dir.parent / "access") if is_secured else {"access": AccessOptions(anonymous="always")}
+    options = access | {
         "listeners": listeners(data_dir),
-        "access": AccessOptions(anonymous="always"),  # the PROXY headers name clients of other machines
         "session_expiry_s_max": SESSION_EXPIRY_S_MAX,
         "connect_timeout_ms": 1000,
         "tls_handshake_ms": 1000,
@@ -83,4 +87,4 @@ async def serve(data_dir: Path) -> None:
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    uvloop.run(serve(Path(sys.argv[1])))
+    uvloop.run(serve(Path(sys.argv[1]), is_secured="secured" in sys.argv[2:]))

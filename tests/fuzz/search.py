@@ -22,8 +22,12 @@ T = TypeVar("T")
 
 ENDLESS = 10**9
 
-BATCH = 1000
-"""The number of inputs of one search. Hypothesis remembers all of them, so a long run consists of many searches."""
+BATCH = 100
+"""The number of inputs of one search. Hypothesis remembers all of them, so a long run consists of many searches. When the time
+is over, Hypothesis still makes the rest of a batch."""
+
+SEEDS_APART = 1_000_003
+"""Keeps batches of one seed apart from those of the next one."""
 
 
 def search(
@@ -59,7 +63,7 @@ def search(
     for batch in itertools.count():
         if time.monotonic() >= until_s or count >= examples:
             break
-        (run if seed is None else hypothesis.seed(seed + batch)(run))()
+        (run if seed is None else hypothesis.seed(seed * SEEDS_APART + batch)(run))()
     return count
 
 

@@ -22,11 +22,13 @@ from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK, Packet
 from penstock.store.options import KIB, MIB
+from tests.fuzz.callers import CALLERS, EVERYBODY, KEEPER, Caller
 from tests.fuzz.calls import Calls, CallSequence
 from tests.fuzz.codec import check_answers
 from tests.fuzz.inputs import Attack
 from tests.fuzz.node import CERTIFICATES
 from tests.fuzz.sequences import Player, Sequence
+from tests.fuzz.witness import login
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
 from tests.gateway.wire import CLEAN
 
@@ -72,12 +74,14 @@ def deadline(seconds: float = DEADLINE_S) -> Iterator[None]:
 class Honest:
     """A well-behaved client of MQTT 5.0."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, caller: Caller) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
         self._packets: deque[Packet] = deque()
         self._rest = b""
         self._sent = 0
-        self._socket.sendall(connect_5(CLEAN, b"honest", keep_alive_s=0) + subscribe_5(1, (b"honest/#", 1)))
+        flags, fields = login(caller)
+        hello = connect_5(CLEAN | flags, b"honest", *fields, keep_alive_s=0)
+        self._socket.sendall(hello + subscribe_5(1, (b"honest/#", 1)))
         assert [self._next()[0] for _ in range(2)] == [CONNACK, SUBACK]
 
     def _next(self) -> Packet:
@@ -111,12 +115,18 @@ class Honest:
 
 
 class Target:
-    """The process of the node, the attacks on it, and its use of resources."""
+    """The process of the node, the attacks on it, and its use of resources.
 
-    def __init__(self) -> None:
+    Parameters:
+        is_secured: it has access control, and `CALLERS` call. Otherwise everybody may do everything.
+    """
+
+    def __init__(self, *, is_secured: bool = False) -> None:
+        callers, keeper = (CALLERS, KEEPER) if is_secured else ((EVERYBODY,), EVERYBODY)
         self._directory = tempfile.TemporaryDirectory(prefix="penstock-fuzz-")
         self._log = Path(self._directory.name, "log")
-        command = [sys.executable, "-m", "tests.fuzz.node", str(Path(self._directory.name, "data"))]
+        mode = ["secured"] if is_secured else []
+        command = [sys.executable, "-m", "tests.fuzz.node", str(Path(self._directory.name, "data")), *mode]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
@@ -125,13 +135,13 @@ class Target:
             self._ports: dict[str, int] = self._answer()
         self.pid = self._process.pid
         self.context = ssl.create_default_context(cafile=Path(self._directory.name, CERTIFICATES, "ca.pem"))
-        self.player = Player(self._ports, self.context)
-        self.calls = Calls(self._ports["pop"])
+        self.player = Player(self._ports, self.context, callers, keeper)
+        self.calls = Calls(self._ports["pop"], callers, keeper)
         self.inputs = self.connections = self._log_at = 0
         self.slowest_s = 0.0
         self.samples: list[tuple[float, int]] = []
         """The time and the node's anonymous memory in KiB, sampled once a second."""
-        self._honest = Honest(self._ports["mqtt"])
+        self._honest = Honest(self._ports["mqtt"], keeper)
         self._first = self.check("state")
         """The resources that the node holds for the well-behaved client."""
 
@@ -140,6 +150,8 @@ class Target:
         line = self._process.stdout.readline()
         if not line:
             raise AssertionError(f"the node has ended with {self._process.wait()}: {self._log.read_text()[-4000:]}")
+        if not line.startswith("{"):
+            raise AssertionError(f"the node logged an error: {line.strip()}")
         return json.loads(line)
 
     def check(self, ask: str = "") -> dict[str, Any]:
@@ -224,12 +236,13 @@ class Target:
                 if not held or time.monotonic() > until_s:
                     break
                 time.sleep(0.05)
-        assert held == {}, f"the node holds more than the one client that is connected: {held}"
+        assert held == {}, f"the node holds more than the clients that are connected: {held}"
         more = state["descriptors"] - self._first["descriptors"]
         assert more <= DESCRIPTORS_MORE_MAX, f"{more} more sockets or files are open than at the start"
         grown_kib = self.grown_kib(state["anonymous_kib"])
         assert grown_kib <= GROWTH_KIB_MAX, f"the node's memory grew by {grown_kib} KiB: {self.samples}"
         self._honest.close()
+        self.player.close()
         self.calls.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
