@@ -27,5 +27,7 @@ def test_the_table_of_limits_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_the_page_has_what_each_attack_does_to_others(name: str) -> None:
-    assert f"| `{name}` |" in PAGE
+def test_the_page_has_what_each_attack_is_and_what_it_does_to_others(name: str) -> None:
+    attack = ATTACKS[name]
+    assert f"| `{name}` | {attack.summary} | {attack.must_get} |" in PAGE
+    assert re.search(rf"^\| `{name}` \|( [^|]+ → [^|]+ \|){{6}} 0 of ", PAGE, re.MULTILINE)

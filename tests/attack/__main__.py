@@ -84,9 +84,10 @@ def prove(names: list[str]) -> int:
 
 
 async def _play(attack: type[Attack], directory: Path, course: Course, tries: int) -> Verdict:
-    for _ in range(tries):
+    for number in range(1, tries + 1):
         here = Path(tempfile.mkdtemp(dir=directory))
         verdict = await start_and_play(attack, here, course)
+        verdict.tries = number
         if verdict.problems or not verdict.slow:
             break
         print(f"{attack.name}: slow, {verdict.slow[0]}", flush=True)

@@ -66,6 +66,8 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
     """Problems of latency, which another load of the machine can cause."""
+    tries: int = 1
+    """How often the row was played. One that is only slow is played again."""
 
     @property
     def is_passed(self) -> bool:

@@ -143,8 +143,11 @@ def test_what_the_attacker_got_must_be_what_the_row_says() -> None:
 def test_the_report_has_a_row_for_each_attack() -> None:
     verdict = Verdict("huge-connect", window(1, 2, 3), window(4), acked=7, saw={"0x95": 3}, problems=["something"])
     text = table([verdict], "make test-attack")
-    assert "| `huge-connect` | 2.0 / 3.0 | 4.0 / 4.0 | 3.0 → 4.0 |" in text
-    assert "3 times 0x95" in text
+    assert "| `huge-connect` | 3.0 → 4.0 | 3.0 → 4.0 | 3.0 → 4.0 | 3.0 → 4.0 | - → - | - → - | 0 of 7 |" in text
+    assert "| 3 times 0x95 | **no** |" in text
+    verdict.problems.clear()
+    verdict.tries = 2
+    assert "| yes, at try 2 |" in table([verdict], "make test-attack")
     assert "- `huge-connect`: something" in text
     assert "0 of 1 attacks passed" in text
 
