@@ -197,6 +197,7 @@ class HonestDevice:
         self._process = get_context("spawn").Process(target=be_honest, args=arguments, daemon=True)
 
     def __enter__(self) -> HonestDevice:
+        self._acks.touch()
         self._process.start()
         return self
 
