@@ -71,7 +71,8 @@ class OpenConnections(Collection[C]):
         self._traffic = traffic
         self._connections_max = clients_max * CONNECTIONS_PER_CLIENT_MAX
         self._connect_timeout_s = connect_timeout_ms / 1000
-        self._connections: set[C] = set()
+        self._connections: dict[C, None] = {}
+        """In the order in which they came, so that a node that stops closes them in the same order in each run."""
         self._waiting: OrderedDict[C, None] = OrderedDict()
         """Connections in the order in which they came. Some may have sent their CONNECT by now."""
         self._emptied: asyncio.Future[None] | None = None
@@ -88,7 +89,7 @@ class OpenConnections(Collection[C]):
     def add(self, connection: C) -> None:
         """Add a new connection, which must send its CONNECT in time; close it if too many are open."""
         self._keep_alives.watch_until(connection, connection.received_s + self._connect_timeout_s)
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._oldest_waiting()
         self._waiting[connection] = None
         count = len(self._connections)
@@ -116,7 +117,7 @@ class OpenConnections(Collection[C]):
     def remove(self, connection: C) -> None:
         """Remove a connection that has closed."""
         listener, client_id = connection.peer.listener, connection.session.client_id
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._waiting.pop(connection, None)
         listener.closed(connection.peer)
         self._backpressure.forget(connection)

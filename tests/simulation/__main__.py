@@ -17,6 +17,11 @@ def main() -> int:
     parser.add_argument("--seeds", default="0-999", help="a seed, or the first and the last one with a hyphen")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--hashes", action="store_true", help="print the hash of each seed")
+    parser.add_argument(
+        "--twice",
+        action="store_true",
+        help="run each seed twice, in two processes and after other seeds, and fail if not the same happens both times",
+    )
     parser.add_argument("--mutations", action="store_true", help="run each mutation until a seed catches it")
     parser.add_argument("--mutation", action="append", choices=sorted(MUTATIONS), help="run this mutation only")
     parser.add_argument("--seeds-max", type=int, default=3_000, help="seeds within which a mutation must be caught")
@@ -25,13 +30,18 @@ def main() -> int:
         return _mutate(arguments.mutation or list(MUTATIONS), arguments.seeds_max, arguments.jobs)
     first, _, last = arguments.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
-    return _run(seeds, arguments.jobs if len(seeds) > 1 else 1, hashes=arguments.hashes)
+    jobs = arguments.jobs if len(seeds) > 1 else 1
+    again = {each.seed: each.hash for each in run_seeds(reversed(seeds), jobs, is_apart=True)} if arguments.twice else {}
+    return _run(seeds, jobs, again, hashes=arguments.hashes)
 
 
-def _run(seeds: range, jobs: int, *, hashes: bool) -> int:
+def _run(seeds: range, jobs: int, again: dict[int, str], *, hashes: bool) -> int:
+    """Run seeds, and compare their hashes with those of an earlier run, if there was one."""
     began_s = time.perf_counter()
     starts = faults = messages = failures = 0
     for number, outcome in enumerate(run_seeds(seeds, jobs), 1):
+        if again.get(outcome.seed, outcome.hash) != outcome.hash:
+            outcome = outcome._replace(failure=f"{outcome.failure}\nnot the same happened when it was run twice".strip())
         starts += outcome.starts
         faults += outcome.faults
         messages += outcome.messages

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from hashlib import blake2b
 
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import RecordCorrupt
@@ -83,6 +84,12 @@ class Oracle:
         """The messages of schedules that were seen, by their bodies."""
         self._ends: list[tuple[int, int]] = []
         """Ends of the log, each with the event at which it was there. What is after it came later."""
+        self._records = blake2b(digest_size=8)
+
+    @property
+    def hash(self) -> str:
+        """Hash of all durable records, in their order."""
+        return self._records.hexdigest()
 
     def tick(self) -> int:
         """Return the number of a new event."""
@@ -133,6 +140,7 @@ class Oracle:
             self._ends.append((store.log.end, self.events))
 
     def _seen(self, record: Record) -> None:
+        self._records.update(b"%d:%d:" % (record.position, record.kind) + record.topic + record.properties + record.body)
         self.timers.apply(record)
         if record.kind == Kind.COPIED:
             record = decode(record.body)

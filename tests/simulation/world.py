@@ -215,8 +215,8 @@ class World:
 
     @property
     def hash(self) -> str:
-        """Hash of everything that has happened."""
-        return self._hash.hexdigest()
+        """Hash of everything that has happened, with all that the log said."""
+        return self._hash.hexdigest() + self.oracle.hash
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
