@@ -20,6 +20,7 @@ from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.sessions.stored_sessions import StoredSessions
+from penstock.node import parts
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.deliverychanges import DeliveryChanges
 from penstock.pop.core.order import FifoOrder
@@ -405,6 +406,11 @@ def forget_keys(patch: Patch) -> None:
     patch.setattr(TimerKeys, "save", lambda keys, batch: keys._changed.clear())
 
 
+def keep_what_was_replaced(patch: Patch) -> None:
+    """A start does not cancel the delayed messages that others have replaced."""
+    patch.setattr(parts, "cancel_replaced", lambda keys, delayed, space: None)
+
+
 def answer_before_a_cancellation_is_stored(patch: Patch) -> None:
     """CancelTimer answers before its record is durable."""
 
@@ -458,6 +464,7 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
         pass_over_occurrences_without_room,
         forget_keys,
         answer_before_a_cancellation_is_stored,
+        keep_what_was_replaced,
     )
 }
 """All mutations by name."""

@@ -20,6 +20,9 @@ from tests.simulation.timermodel import NEVER_MS, Followed, Plan
 KEYS = ("", "u", "u", "v")
 NAMES = ("one", "two", "three")
 
+SIZES = (10, 60, 300)
+"""Sizes of the bodies."""
+
 HELD_MAX = 12
 """Delayed messages that a client remembers."""
 
@@ -102,11 +105,22 @@ class TimerClient:
 
     def send(self, process: Process) -> str:
         """Send delayed messages, each of which replaces the pending one of its key."""
+        random, topics = self._random, self._topics
+        count = random.choice((1, 1, 2))
+        return self._send(process, [(random.choice(topics), random.choice(KEYS), SIZES) for _ in range(count)])
+
+    def replace(self, process: Process) -> str:
+        """Send small delayed messages of one key in one call, each of which replaces the one before."""
+        random = self._random
+        return self._send(process, [(random.choice(self._topics), KEYS[-1], SIZES[:1])] * random.choice((2, 4, 8)))
+
+    def _send(self, process: Process, wanted: list[tuple[str, str, tuple[int, ...]]]) -> str:
+        """Send delayed messages. Each has a topic, a key, and one of some sizes."""
         random, oracle = self._random, self._oracle
         sent: list[tuple[Sent, str]] = []
         request = pb.SendRequest()
-        for _ in range(random.choice((1, 1, 2))):
-            message, key = oracle.new(random.choice(self._topics), 1, random.choice((10, 60, 300))), random.choice(KEYS)
+        for topic, key, sizes in wanted:
+            message = oracle.new(topic, 1, random.choice(sizes))
             message.is_recallable = True
             message.due_ms, message.not_before_s = self._due(process)
             request.messages.add(

@@ -78,6 +78,9 @@ FAULTS = (
     "index",
 )
 
+TIMED_FAULTS = (*FAULTS, "power_replacing")
+"""The faults of a run with a client that replaces delayed messages."""
+
 
 class BeyondRepair(Exception):
     """Raised when only a backup helps, which ends a run."""
@@ -254,7 +257,7 @@ class World:
         """Do one thing, and let time pass."""
         random = self.random
         if is_fault:
-            self._fault(random.choice(FAULTS))
+            self._fault(random.choice(FAULTS if self.timers is None else TIMED_FAULTS))
         else:
             for _ in range(random.choice((1, 3))):
                 self._act()
@@ -408,6 +411,8 @@ class World:
             process.status = KILLED
             self._ends_at_fuse = "power_soon"
             self._ended()
+        elif what == "power_replacing":
+            self._cut_power_while_replacing(process)
         elif what == "power_busy":
             self._publish_to_all(process)
             process.fuse = random.choice((3, 6, 10, 15, 20, 30))
@@ -437,6 +442,13 @@ class World:
         elif what == "kill_start":
             self._kill(process)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
+
+    def _cut_power_while_replacing(self, process: Process) -> None:
+        """Cut the power when delayed messages were just replaced, so that the log may end between the records of one step."""
+        assert self.timers is not None
+        process.fuse = self.random.choice((1, 1, 2, 3))  # the first operation writes the records to the log
+        self._ends_at_fuse = "power_soon"
+        self.note(self.timers.replace(process))
 
     def _begin_segment(self, process: Process) -> None:
         """Publish until the log begins a segment, which may be before the node has heard of a sync that failed."""
