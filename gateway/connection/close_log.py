@@ -66,6 +66,6 @@ class CloseLog:
             why: a sentence. Empty if `reason` says all.
             reason: why the server closed the connection. The line leaves out those that are no failures.
         """
-        name = reason.name if reason >= ReasonCode.UNSPECIFIED_ERROR else ""
+        name = reason.name if reason.is_failure else ""
         subject = Subject(user, client_id=client_id, address=peer.host)
         self._audit.note("disconnected", subject, listener=peer.listener.name, reason=name, why=why)

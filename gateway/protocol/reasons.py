@@ -60,6 +60,11 @@ class ReasonCode(IntEnum):
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED = 0xA1
     WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
 
+    @property
+    def is_failure(self) -> bool:
+        """True if the code says that something failed."""
+        return self >= SUBACK_FAILURE
+
 
 class ConnectCode(IntEnum):
     """The return codes of a CONNACK of MQTT 3.1.1 (3.2.2.3)."""

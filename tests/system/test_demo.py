@@ -71,7 +71,7 @@ def test_the_demo_accounts_for_every_reading(demo: Demo) -> None:
     (group,) = summary["groups"]
     assert group["messages_acked"] == group["messages"] == 8000
     assert group["outcomes"]["lost"] == 0
-    assert group["outcomes"]["revived"] >= 64, "the killed consumer held a batch of 64"
+    assert group["outcomes"]["revived"] > 0, "the killed consumer held a batch, of at most 64"
     assert "1 consumer was killed" in " ".join(demo.ended.stdout.split())
     assert "Every reading was acknowledged, and no delivery is lost." in demo.ended.stdout
 
