@@ -137,3 +137,80 @@ async def test_promtool_finds_no_fault_with_the_metrics(tmp_path: Path) -> None:
         subprocess.run, ["promtool", "check", "metrics"], input=shown, capture_output=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr, ended.stdout) == (0, b"", b"")
+
+
+NODE = 'job="penstock",instance="a"'
+GROUP = f'{NODE},group="g",filter="a/#"'
+
+
+def buckets(name: str, slow: str, fast: str) -> dict[str, str]:
+    """Return the series of a histogram: those above a tenth of a second, and those below."""
+    return {
+        f'{name}_bucket{{{NODE},le="0.1"}}': fast,
+        f'{name}_bucket{{{NODE},le="1.0"}}': slow,
+        f'{name}_bucket{{{NODE},le="+Inf"}}': slow,
+    }
+
+
+def group(visible: int, waiting: int) -> dict[str, str]:
+    """Return the series of a group."""
+    figures = {"visible": visible, "waiting": waiting, "in_flight": 0}
+    return {f"penstock_pop_group_{name}{{{GROUP}}}": f"{value}x60" for name, value in figures.items()}
+
+
+ALERTS: list[tuple[str, dict[str, str], dict[str, bool]]] = [
+    ("PenstockDown", {f"up{{{NODE}}}": "1x3 0x20"}, {"3m": False, "5m": False, "8m": True}),
+    ("PenstockDown", {'up{job="other",instance="a"}': "0x20"}, {"8m": False}),
+    ("PenstockRestartsOften", {f"process_start_time_seconds{{{NODE}}}": "1 2 3 4x60"}, {"1m": False, "5m": True, "50m": False}),
+    ("PenstockReadOnly", {f"penstock_store_read_only{{{NODE}}}": "0x2 1x5 0x5"}, {"1m": False, "4m": True, "10m": False}),
+    (
+        "PenstockDiskFills",
+        {f"penstock_disk_free_bytes{{{NODE}}}": "10e9-100e6x100", f"penstock_disk_reserve_bytes{{{NODE}}}": "1e9x100"},
+        {"20m": False, "70m": True},
+    ),
+    (
+        "PenstockDiskFills",
+        {f"penstock_disk_free_bytes{{{NODE}}}": "3e9x100", f"penstock_disk_reserve_bytes{{{NODE}}}": "1e9x100"},
+        {"70m": False},
+    ),
+    ("PenstockSyncSlow", buckets("penstock_log_sync_seconds", "0+10x60", "0+0x60"), {"5m": False, "20m": True}),
+    ("PenstockSyncSlow", buckets("penstock_log_sync_seconds", "0+1000x60", "0+999x60"), {"20m": False}),
+    ("PenstockLoopLate", buckets("penstock_loop_lag_seconds", "0+10x60", "0+0x60"), {"5m": False, "20m": True}),
+    ("PenstockIndexBehind", {f"penstock_index_stopped{{{NODE}}}": "0x5 1x10"}, {"5m": False, "9m": True}),
+    ("PenstockGroupAbandoned", group(visible=5, waiting=0), {"10m": False, "20m": True}),
+    ("PenstockGroupAbandoned", group(visible=5, waiting=1), {"20m": False}),
+    ("PenstockGroupAbandoned", group(visible=0, waiting=0), {"20m": False}),
+    ("PenstockDeadLetters", {f"penstock_pop_dead_lettered_total{{{NODE}}}": "0x5 3x60"}, {"4m": False, "8m": True, "40m": False}),
+    (
+        "PenstockQuotaNearlyFull",
+        {
+            f'penstock_quota_held{{{NODE},resource="queues"}}': "9x60",
+            f'penstock_quota_maximum{{{NODE},resource="queues"}}': "10x60",
+            f'penstock_quota_held{{{NODE},resource="groups"}}': "9x60",
+            f'penstock_quota_maximum{{{NODE},resource="groups"}}': "0x60",
+        },
+        {"10m": False, "20m": True},
+    ),
+]
+"""Name of an alert, the values of its metrics minute by minute, and when it fires."""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    tests = []
+    for name, series, times in ALERTS:
+        expression = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
+        firing = [{"labels": "{}", "value": 1}]
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": each, "values": values} for each, values in series.items()],
+                "promql_expr_test": [
+                    {"expr": expression, "eval_time": at, "exp_samples": firing if fires else []} for at, fires in times.items()
+                ],
+            }
+        )
+    file = tmp_path / "tests.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    ended = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

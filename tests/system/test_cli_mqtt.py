@@ -10,6 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.cli.actions import mqttconnection, unconnected
+from penstock.cli.actions.endpoint import Endpoint
+from penstock.store.options import HostPort
 from tests.system.processes import ROOT, NodeProcess, run_penstock
 
 
@@ -87,11 +90,34 @@ def test_many_messages_are_on_their_way_at_a_time(node: NodeProcess) -> None:
     assert group["visible"] == 1500
 
 
-def test_a_listener_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.cli.actions import mqttconnection
-    from penstock.cli.actions.endpoint import Endpoint
-    from penstock.store.options import HostPort
+def test_what_was_not_printed_returns_to_the_group(node: NodeProcess) -> None:
+    mqtt, pop = ("--mqtt", node.addresses["mqtt"]), ("--pop", node.addresses["pop"])
+    assert run_penstock("group", "create", "counted", "counted/#", *pop).returncode == 0
+    for number in range(5):
+        assert run_penstock("pub", "counted/1", str(number), *mqtt).returncode == 0
+    seen = run_penstock("sub", "$share/counted/counted/#", "--count", "2", "--json", *mqtt)
+    assert [json.loads(line)["body"] for line in seen.stdout.splitlines()] == ["0", "1"], seen.stderr
+    rest = run_penstock("pop", "counted/#", "--group", "counted", "--count", "5", "--wait", "5s", "--json", *pop)
+    assert sorted(json.loads(line)["body"] for line in rest.stdout.splitlines()) == ["2", "3", "4"], rest.stderr
 
+
+def test_a_host_that_does_not_answer_at_all_is_told_from_one_that_speaks_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unconnected, "PROBE_S", 0.2)
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)  # Linux takes one connection more than that, and drops the packets of all further ones
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        node = Endpoint(HostPort("127.0.0.1", full.getsockname()[1]))
+        cause = unconnected.probe(node, unconnected.GRPC)
+        assert isinstance(cause, TimeoutError)
+        assert "No gRPC listener of a node answers" in unconnected.why_unconnected(node, unconnected.GRPC, cause)
+
+
+def test_a_listener_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mqttconnection, "CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at = HostPort("127.0.0.1", silent.getsockname()[1])

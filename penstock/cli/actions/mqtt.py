@@ -62,6 +62,7 @@ def subscribe(
     with MqttConnection(node, login, version) as connection:
         for number, message in enumerate(connection.messages(topic_filter, qos), start=1):
             print_row(_row(message, as_json), as_json)
+            connection.acknowledge(message)
             if number == count:
                 return
 

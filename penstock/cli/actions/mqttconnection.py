@@ -76,7 +76,9 @@ class MqttConnection:
         self._in_flight_max = IN_FLIGHT_MAX
         self._packet_bytes_max = PACKET_BYTES_MAX
         self._unsent = 0
-        client = Client(CallbackAPIVersion.VERSION2, "", protocol=VERSIONS[version], reconnect_on_failure=False)
+        client = Client(
+            CallbackAPIVersion.VERSION2, "", protocol=VERSIONS[version], reconnect_on_failure=False, manual_ack=True
+        )
         client.connect_timeout = CONNECT_S
         client.max_inflight_messages_set(0)  # `publish` counts them: the library can't lower its bound to the node's
         client.max_queued_messages_set(0)
@@ -141,7 +143,7 @@ class MqttConnection:
             raise ValueError(f"The node refused the message: {str(self._refused).lower()}{self._reason_text}.")
 
     def messages(self, topic_filter: str, qos: int) -> Iterator[MQTTMessage]:
-        """Subscribe, and yield each message that arrives.
+        """Subscribe, and yield each message that arrives. The caller acknowledges it with `acknowledge`.
 
         Raises:
             ValueError: the node refuses the filter.
@@ -162,6 +164,11 @@ class MqttConnection:
                 yield self._messages.popleft()
             if not self._run(lambda: bool(self._messages), 1.0):
                 self._check_open()
+
+    def acknowledge(self, message: MQTTMessage) -> None:
+        """Tell the node that a message has reached its end. What is not acknowledged returns to the group of a shared filter."""
+        if message.qos:
+            self._client.ack(message.mid, message.qos)
 
     def _run(self, is_done: Callable[[], bool], within_s: float) -> bool:
         """Process what comes until something is done, and return whether it is. The connection may end meanwhile."""

@@ -54,7 +54,7 @@ def why_unconnected(node: Endpoint, protocol: Protocol, cause: BaseException | N
             "certificate, give one that its authority has signed with --tls-certificate and --tls-key."
         )
     is_unreachable = isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ssl.SSLError)
-    if is_unreachable and not isinstance(cause, ConnectionResetError | BrokenPipeError):
+    if isinstance(cause, TimeoutError) or (is_unreachable and not isinstance(cause, ConnectionResetError | BrokenPipeError)):
         return f"No {protocol.missing} answers on {at} ({cause}). Is `penstock serve` running there?"
     if node.has_tls:
         how, remedy = " over TLS", "If it speaks plain text, add --no-tls."
@@ -72,7 +72,11 @@ def probe(node: Endpoint, protocol: Protocol) -> BaseException | None:
     For libraries that do not say why they have no connection.
     """
     try:
-        with socket.create_connection((node.address.host, node.address.port), PROBE_S) as plain:
+        plain = socket.create_connection((node.address.host, node.address.port), PROBE_S)
+    except OSError as error:
+        return error
+    try:
+        with plain:
             if not node.has_tls:
                 return None
             context = node.context()
