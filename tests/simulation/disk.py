@@ -267,10 +267,15 @@ class Disk:
         self.failing_write_backs -= 1
         return True
 
-    def cut_power(self) -> None:
-        """Keep what is on disk, and any part of what is not. The machine boots."""
+    def cut_power(self, kept: float | None = None) -> None:
+        """Keep what is on disk, and any part of what is not. The machine boots.
+
+        Args:
+            kept: share of the sectors not on disk that are kept, about; None lets the seed decide.
+        """
         random = self.random
-        kept = random.choice((0.0, 0.2, 0.5, 0.8, 1.0))
+        if kept is None:
+            kept = random.choice((0.0, 0.2, 0.5, 0.8, 1.0))
         seen: set[int] = set()
         for directory in list(_directories(self.root)):
             directory.put_on_disk(_some_of(random, directory.unsynced))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -32,6 +32,9 @@ from penstock.store.ballast import release_ballast
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, IndexDamaged, RecordTooLarge, StoreError
 from penstock.store.files import FULL, make_directory
+from penstock.store.index import Batch, Index
+from penstock.store.part import Apply
+from penstock.store.record import Kind, Record
 from penstock.store.recovery import Recovery
 from penstock.store.rocksdb import Database
 from penstock.store.syncing import Ended
@@ -153,6 +156,38 @@ class SimulatedSync:
         if self._done and self.failure is not None:
             self._log.fail(self.failure)
             self._loop.call_soon(self._ended, self.failure, self._done[-1][1])
+
+
+class Trigger:
+    """A part that lets its process be killed when the next record of a kind was written to the log, before that is durable.
+
+    Parameters:
+        process: has the store.
+    """
+
+    KINDS = (Kind.TIMER_CANCELLED, Kind.POP_INVISIBLE_CHANGED)
+
+    def __init__(self, process: Process) -> None:
+        self.kind: Kind | None = None
+        """The kind; None if the process is to go on."""
+        self._process = process
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return dict.fromkeys(self.KINDS, self._apply)
+
+    def _apply(self, record: Record) -> None:
+        if record.kind == self.kind:
+            self.kind = None
+            self._process.fuse = 1  # for the operation that writes all records of this turn
+
+    def load(self, index: Index) -> None:
+        """Do nothing."""
+
+    def save(self, batch: Batch) -> None:
+        """Do nothing."""
+
+    def live(self, before: int) -> Iterator[tuple[int, int]]:
+        yield from ()
 
 
 class SimulatedListener:
@@ -335,6 +370,8 @@ class Process:
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
         self.schedules, self.timer_keys = parts.schedules, parts.timer_keys
         self._handles = parts.handles
+        self.trigger = Trigger(self)
+        self.store.add_part(self.trigger)
         return self.store.recover()
 
     def _open_database(self, path: Path, read_only: bool) -> Database:

@@ -19,6 +19,7 @@ from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
 from penstock.store.files import STEP_BYTES, replace_file
 from penstock.store.indexplan import Fate as IndexFate
 from penstock.store.options import DAY_MS, KIB, StoreOptions
+from penstock.store.record import Kind
 from penstock.store.repair import Damage
 from penstock.store.segment import segment_base
 from penstock.timer.options import TimerOptions
@@ -77,9 +78,6 @@ FAULTS = (
     "rot",
     "index",
 )
-
-TIMED_FAULTS = (*FAULTS, "power_replacing")
-"""The faults of a run with a client that replaces delayed messages."""
 
 
 class BeyondRepair(Exception):
@@ -159,10 +157,17 @@ class World:
             MqttClient(self.oracle, random, f"p{number}", clean=False) for number in range(random.choice((1, 2)))
         ]
         self.subscribers = [self._subscriber(number) for number in range(random.choice((0, 1, 2)))]
+        self._share_qos = 0
+        """QoS of the shared subscription; 0 if there is none."""
         self.members = self._members()
         self.groups = [self._group(number) for number in range(random.choice((0, 1, 2, 3)))]
         self.producer = Producer(self.oracle, random)
         self.timers = self._timers()
+        self._faults = [*FAULTS]
+        if self.timers is not None:
+            self._faults.append("power_replacing")
+        if self._share_qos == 2:
+            self._faults += ["power_sharing"] * 2
         self.process: Process | None = None
         self._ends_at_fuse = ""
         self._steady_s = 0.0
@@ -182,7 +187,8 @@ class World:
         if random.random() < 0.6:
             return []
         topic_filter, consumer = random.choice(FILTERS), Consumer("the shared subscription")
-        subscriptions = ((f"$share/{SHARE}/{topic_filter}", random.choice((1, 2, 2))),)
+        self._share_qos = random.choice((1, 2, 2))
+        subscriptions = ((f"$share/{SHARE}/{topic_filter}", self._share_qos),)
         return [
             MqttClient(self.oracle, random, f"m{number}", clean=False, subscriptions=subscriptions, consumer=consumer)
             for number in range(random.choice((1, 2)))
@@ -257,7 +263,7 @@ class World:
         """Do one thing, and let time pass."""
         random = self.random
         if is_fault:
-            self._fault(random.choice(FAULTS if self.timers is None else TIMED_FAULTS))
+            self._fault(random.choice(self._faults))
         else:
             for _ in range(random.choice((1, 3))):
                 self._act()
@@ -413,6 +419,8 @@ class World:
             self._ended()
         elif what == "power_replacing":
             self._cut_power_while_replacing(process)
+        elif what == "power_sharing":
+            self._cut_power_while_sharing(process)
         elif what == "power_busy":
             self._publish_to_all(process)
             process.fuse = random.choice((3, 6, 10, 15, 20, 30))
@@ -446,9 +454,27 @@ class World:
     def _cut_power_while_replacing(self, process: Process) -> None:
         """Cut the power when delayed messages were just replaced, so that the log may end between the records of one step."""
         assert self.timers is not None
-        process.fuse = self.random.choice((1, 1, 2, 3))  # the first operation writes the records to the log
-        self._ends_at_fuse = "power_soon"
+        process.trigger.kind = Kind.TIMER_CANCELLED
+        self._ends_at_fuse = "power_tears"
         self.note(self.timers.replace(process))
+
+    def _cut_power_while_sharing(self, process: Process) -> None:
+        """Cut the power when a member of a shared subscription has just got what was acknowledged while it was away."""
+        for member in self.members:
+            member.disconnect()
+        for publisher in self.publishers:
+            if publisher.transport is None:
+                publisher.connect(process)
+        for _ in range(self.random.choice((2, 6))):  # the more messages, the longer are the records of their deliveries
+            self.pass_time(0.2)
+            for publisher in self.publishers:
+                self._publish(publisher)
+        self.pass_time(1.0)
+        if process is self.process:
+            process.trigger.kind = Kind.POP_INVISIBLE_CHANGED  # by which a delivery at QoS 2 stays with its member
+            self._ends_at_fuse = "power_tears"
+            for member in self.members:
+                member.connect(process)
 
     def _begin_segment(self, process: Process) -> None:
         """Publish until the log begins a segment, which may be before the node has heard of a sync that failed."""
@@ -611,8 +637,8 @@ class World:
         process.status = KILLED
         self._ended(start=False)
 
-    def _cut_power(self) -> None:
-        self.disk.cut_power()
+    def _cut_power(self, kept: float | None = None) -> None:
+        self.disk.cut_power(kept)
         self._booted()
 
     def _shut_down(self) -> None:
@@ -639,8 +665,8 @@ class World:
         self.process = None
         if process.status != 0:
             self.machine.databases.crash(random)
-        if how == "power_soon" and process.status in (KILLED, FAILED):
-            self._cut_power()
+        if how in ("power_soon", "power_tears") and process.status in (KILLED, FAILED):
+            self._cut_power(0.5 if how == "power_tears" else None)
         elif process.status == FAILED:
             if how == "eio_reboot" and random.random() < 0.3:
                 self._cut_power()
@@ -715,7 +741,7 @@ class World:
         self._ends_at_fuse = ""
         process = self.process
         if process is not None:
-            process.fuse = None
+            process.fuse = process.trigger.kind = None
             process.db_flush_error = ""
         else:
             self.start_until_it_runs()
