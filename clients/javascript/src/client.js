@@ -1,0 +1,81 @@
+// The client: sends messages.
+
+import { Batcher } from "./batcher.js";
+import { Channel } from "./channel.js";
+import { errorOfStatus } from "./errors.js";
+
+/** Messages of one call at most. */
+const SEND_MAX = 1_000;
+
+const SEND_OPTIONS = [
+  "properties",
+  "tag",
+  "messageGroup",
+  "delayMs",
+  "deliverAtMs",
+  "deduplicationId",
+  "responseTopic",
+  "correlationData",
+  "contentType",
+  "expireAfterMs",
+];
+
+/** A client of one node. All code of a process may share it. */
+export class Client {
+  #channel;
+  #timeoutMs;
+  #sends = new Batcher((messages) => this.#send(messages), SEND_MAX);
+
+  /**
+   * @param {string} target `HOST:PORT` of the node's gRPC listener.
+   * @param {object} options `timeoutMs` of one call (10,000); `token`; `tls`; `rootCertificates`, a Buffer with PEM.
+   */
+  constructor(target, { timeoutMs = 10_000, ...security } = {}) {
+    this.#channel = new Channel(target, security);
+    this.#timeoutMs = timeoutMs;
+  }
+
+  /**
+   * Send a message; resolves with its receipt when it is durable. Messages that are sent at the same time share calls.
+   *
+   * @param {string} topic MQTT topic, without wildcards.
+   * @param {Buffer|Uint8Array|string|object} body Bytes, text, or anything that JSON can write.
+   * @param {object} options `properties`, `tag`, `messageGroup`, `delayMs`, `deliverAtMs`, `deduplicationId`, `responseTopic`,
+   *   `correlationData`, `contentType`, `expireAfterMs`.
+   */
+  send(topic, body = "", options = {}) {
+    checkNames(options, SEND_OPTIONS);
+    if (typeof topic !== "string") throw new TypeError(`the topic is ${topic}: give text`);
+    const { deduplicationId, responseTopic, correlationData, contentType, expireAfterMs, ...fields } = options;
+    const extras = { deduplicationId, responseTopic, correlationData, contentType, expireAfterMs };
+    const message = { topic, body: bytesOf(body), ...fields };
+    if (Object.values(extras).some((value) => value !== undefined)) message.extras = extras;
+    return this.#sends.submit(message);
+  }
+
+  async #send(messages) {
+    const { results } = await this.#channel.call("send", { messages }, { timeoutMs: this.#timeoutMs });
+    return results.map(
+      ({ status, messageId, recallHandle, repeated }) => errorOfStatus(status) ?? { messageId, recallHandle, repeated },
+    );
+  }
+
+  /** Send what waits, and close the connection. */
+  async close() {
+    await this.#sends.flush();
+    this.#channel.close();
+  }
+}
+
+/** Check that options have known names. The protocol would drop others, so that a delay with another name would be none. */
+export function checkNames(options, known) {
+  for (const name of Object.keys(options)) {
+    if (!known.includes(name)) throw new TypeError(`there is no option ${name}: use ${known.join(", ")}`);
+  }
+}
+
+/** Return a body as bytes. */
+export function bytesOf(body) {
+  if (body instanceof Uint8Array) return body;
+  return Buffer.from(typeof body === "string" ? body : JSON.stringify(body));
+}
