@@ -120,4 +120,4 @@ class Routing(NamedTuple):
         for queue, found in parts.items():
             places = found[0] if len(found) == 1 else np.sort(np.concatenate(found))
             dispatch_run((queue,), self.entries[places].tobytes())
-        return len(order) - begins[0]
+        return len(order) - int(begins[0])

@@ -180,7 +180,11 @@ ALERTS: list[tuple[str, dict[str, str], dict[str, bool]]] = [
     ("PenstockGroupAbandoned", group(visible=5, waiting=0), {"10m": False, "20m": True}),
     ("PenstockGroupAbandoned", group(visible=5, waiting=1), {"20m": False}),
     ("PenstockGroupAbandoned", group(visible=0, waiting=0), {"20m": False}),
-    ("PenstockDeadLetters", {f"penstock_pop_dead_lettered_total{{{NODE}}}": "0x5 3x60"}, {"4m": False, "8m": True, "40m": False}),
+    (
+        "PenstockDeadLetters",
+        {f"penstock_pop_dead_lettered_total{{{NODE}}}": "0x5 3x60"},
+        {"4m": False, "8m": True, "40m": False},
+    ),
     (
         "PenstockQuotaNearlyFull",
         {

@@ -166,7 +166,7 @@ class MqttConnection:
                 self._check_open()
 
     def acknowledge(self, message: MQTTMessage) -> None:
-        """Tell the node that a message has reached its end. What is not acknowledged returns to the group of a shared filter."""
+        """Tell the node that a message has reached its end. Others return to the group of a shared filter."""
         if message.qos:
             self._client.ack(message.mid, message.qos)
 
