@@ -164,11 +164,14 @@ class Judge:
                 assert caller.may_write(topic), f"{caller.name!r} ended a transaction of {topic!r}"
 
     def _PollTransactions(self, caller: Caller, _request: Any, answer: pb.TransactionsResponse) -> None:
+        for one in answer.transactions:
+            assert caller.may_write(one.message.topic), f"{caller.name!r} saw {one}"
+            self._halves[one.transaction_handle] = (one.message.topic, one.message.body)
+
+    def _ListTransactions(self, caller: Caller, _request: Any, answer: pb.TransactionsResponse) -> None:
         assert caller.may_admin(""), f"{caller.name!r} saw {answer}"
         for one in answer.transactions:
             self._halves[one.transaction_handle] = (one.message.topic, one.message.body)
-
-    _ListTransactions = _PollTransactions
 
     # --- timers and schedules ------------------------------------------------------------------------------------------------
 
@@ -288,10 +291,14 @@ class Judge:
 
     # --- groups --------------------------------------------------------------------------------------------------------------
 
-    def _CreateGroup(self, caller: Caller, request: Any, answer: Any) -> None:
+    def _administered(self, caller: Caller, request: Any, answer: Any) -> None:
         assert caller.may_admin(request.group), f"{caller.name!r} administered {request.group!r}: {answer}"
 
-    _UpdateGroup = _DescribeGroups = _DeleteGroup = _ResetGroup = _ListDeadLetters = _Redrive = _CreateGroup
+    def _CreateGroup(self, caller: Caller, request: pb.CreateGroupRequest, answer: Any) -> None:
+        self._administered(caller, request, answer)
+        assert caller.may_read(request.filter), f"{caller.name!r} created a group that reads {request.filter!r}"
+
+    _UpdateGroup = _DescribeGroups = _DeleteGroup = _ResetGroup = _ListDeadLetters = _Redrive = _administered
 
     # --- RocketMQ ------------------------------------------------------------------------------------------------------------
 

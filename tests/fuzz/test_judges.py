@@ -90,6 +90,9 @@ def test_the_judge_accepts_what_may_be(calls: list[Call]) -> None:
     judge(*calls)
 
 
+HALVES = pb.TransactionsResponse(transactions=[pb.Transaction(transaction_handle="h", message=pb.Message(topic="call/a"))])
+
+
 @pytest.mark.parametrize(
     ("caller", "calls", "why"),
     [
@@ -102,9 +105,15 @@ def test_the_judge_accepts_what_may_be(calls: list[Call]) -> None:
         (Caller("x"), [("CreateGroup", GROUP, pb.GroupsResponse())], "'x' administered"),
         (
             Caller("x", admins=("g",)),
-            [("PollTransactions", pb.PollTransactionsRequest(), pb.TransactionsResponse())],
+            [("ListTransactions", pb.ListTransactionsRequest(), pb.TransactionsResponse())],
             "'x' saw",
         ),
+        (
+            Caller("x", admins=("*",)),
+            [("PollTransactions", pb.PollTransactionsRequest(), HALVES)],
+            "'x' saw",
+        ),
+        (Caller("x", admins=("g",)), [("CreateGroup", GROUP, pb.GroupsResponse())], "'x' created"),
         (Caller("x"), [("FindTimer", pb.TimerName(), pb.Timer(status=DONE, topic="call/a"))], "'x' saw"),
         (
             Caller("x"),
