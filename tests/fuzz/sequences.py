@@ -320,7 +320,9 @@ class Player:
         answer = self._wire.receive()
         assert answer, "the node closed the connection in place of a CONNACK"
         assert answer[0] == CONNACK, answer
-        reason = answer[2][1]
+        is_present, reason = answer[2][:2]
+        if is_present:
+            self._filters.setdefault(client_id, {"#"})  # its session is of a sequence before, and may have asked for anything
         may_have_will = not will_topic or caller.may_write(will_topic)
         if caller.is_known and may_have_will:
             assert reason == 0, f"a valid CONNECT of {caller.name!r} was refused with 0x{reason:02x}"
