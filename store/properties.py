@@ -116,11 +116,6 @@ def message_group_of(data: bytes) -> str:
     return str(orjson.loads(data).get("message_group", "")) if data else ""
 
 
-def may_expire(data: bytes) -> bool:
-    """Return whether the properties in `data` may have an expiry. To look for the name is faster than to decode them."""
-    return b'"expires_at_ms"' in data
-
-
 def delay_of(data: bytes) -> tuple[int, str, list[str]]:
     """Return `deliver_at_ms`, `tag` and `by` of the properties in `data`, without decoding the others."""
     fields: dict[str, Any] = orjson.loads(data) if data else {}

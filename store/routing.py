@@ -104,20 +104,18 @@ class Routing(NamedTuple):
                 return 0
             dispatch_run(route_of(self.topics[0].encode()).queues, self.entries.tobytes())
             return len(self.entries)
-        # Topics with the same queues are one group: mostly there are few groups, however many topics there are.
-        groups: dict[tuple[LightQueue, ...], int] = {}
-        of_topics = [-1] * len(self.topics)
-        for number in np.unique(self.topic).tolist():
-            if self.topics[number]:
-                of_topics[number] = groups.setdefault(route_of(self.topics[number].encode()).queues, len(groups))
-        of_messages = np.array(of_topics, dtype=np.intp)[self.topic]
-        order = np.argsort(of_messages, kind="stable")
-        begins = np.cumsum(np.bincount(of_messages + 1, minlength=len(groups) + 1)).tolist()
+        order = np.argsort(self.topic, kind="stable")
+        stops = np.cumsum(np.bincount(self.topic, minlength=len(self.topics)))
         parts: dict[LightQueue, list[Column]] = {}
-        for queues, group in groups.items():
-            for queue in queues:
-                parts.setdefault(queue, []).append(order[begins[group] : begins[group + 1]])
+        start, routed = 0, 0
+        for name, stop in zip(self.topics, stops.tolist(), strict=True):
+            if name and stop > start:
+                of_topic = order[start:stop]
+                routed += len(of_topic)
+                for queue in route_of(name.encode()).queues:
+                    parts.setdefault(queue, []).append(of_topic)
+            start = stop
         for queue, found in parts.items():
             places = found[0] if len(found) == 1 else np.sort(np.concatenate(found))
             dispatch_run((queue,), self.entries[places].tobytes())
-        return len(order) - int(begins[0])
+        return routed

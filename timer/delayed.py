@@ -56,13 +56,6 @@ from penstock.timer.latencies import Latencies
 from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import RETRY_MS
 
-FIRE_S: Final = 0.002
-"""Seconds of a turn of the event loop that are for firing, about. To deliver what has fired takes about as long again, and the
-acknowledgements of publishers wait for two or three turns: see the row `instant` of `bench timer`."""
-
-PORTION_MIN: Final = 128
-"""Messages that fire in a turn in any case, if they are due, so that a slow machine makes progress."""
-
 OPENED_MAX: Final = 16_384
 """Number of messages from which on no more buckets are opened in the same turn of the event loop."""
 
@@ -119,7 +112,7 @@ class DelayedMessages:
 
     def __init__(self, store: Store, options: TimerOptions) -> None:
         self._store = store
-        self._fire_max = self._portion = options.fire_max
+        self._fire_max = options.fire_max
         self._buckets = TimerBuckets()
         self._alarm = Alarm(store.now_ms, self.fire_due, self._next_due_ms)
         self._retry_ms = 0
@@ -299,7 +292,7 @@ class DelayedMessages:
         self._alarm.stop()
 
     def fire_due(self) -> bool:
-        """Fire some due messages, `timer.fire_max` at most; return whether more may be due. For tests, which move the clock."""
+        """Fire at most `timer.fire_max` due messages; return whether more may be due. For tests, which move the clock."""
         buckets, now_ms = self._buckets, self._store.now_ms()
         if buckets.is_opening_due(now_ms):
             self._store.commit()  # what is left out while buckets are opened must be in the index
@@ -309,12 +302,10 @@ class DelayedMessages:
                 steps += 1
                 self._store.commit()
         if now_ms >= self._retry_ms:
-            taken = buckets.take_due(now_ms, self._portion)
+            taken = buckets.take_due(now_ms, self._fire_max)
             if len(taken):
-                began_s = self._store.clock.monotonic_s()
                 try:
                     self._fire(taken, now_ms)
-                    self._pace(len(taken), self._store.clock.monotonic_s() - began_s)
                 except DiskFull:  # the store logs that
                     buckets.put_back(taken)
                     self._retry_ms = now_ms + RETRY_MS
@@ -324,11 +315,6 @@ class DelayedMessages:
         self._alarm.fired()
         due_ms = self._next_due_ms()
         return due_ms is not None and due_ms <= now_ms
-
-    def _pace(self, fired: int, seconds: float) -> None:
-        """Choose how many messages fire in the next turn, so that it takes about `FIRE_S`."""
-        fitting = int(fired * FIRE_S / seconds) if seconds > 0 else self._fire_max
-        self._portion = min(max(fitting, PORTION_MIN), self._fire_max)
 
     def _next_due_ms(self) -> int | None:
         due_ms = self._buckets.next_due_ms()

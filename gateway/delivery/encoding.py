@@ -23,7 +23,7 @@ from penstock.gateway.sessions.inflight import Slot
 from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
-from penstock.store.properties import decode_properties, may_expire
+from penstock.store.properties import decode_properties
 from penstock.store.record import (
     FLAGS_AT,
     HEADER,
@@ -151,7 +151,7 @@ def encode_batch(
         topic_stop = body_from + topic_len
         body_from = topic_stop + props_len
         properties = bare
-        if props_len and (is_v5 or traces is not None or may_expire(data[topic_stop:body_from])):
+        if props_len:
             stored, now_ms = decode_properties(data[topic_stop:body_from]), store.now_for(store_ms)
             if stored.expires_at_ms and stored.expires_at_ms <= now_ms:  # [MQTT-3.3.2-5]
                 left_out += 1

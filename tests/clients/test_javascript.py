@@ -17,7 +17,7 @@ import pytest
 from penstock import Client, group_settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.waiting import until
-from tests.worker.test_failures import access_file
+from tests.worker.accessfile import access_file
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "penstockjs" / "driver.mjs"

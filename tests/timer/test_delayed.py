@@ -103,29 +103,6 @@ def test_many_messages_due_at_the_same_time_fire_in_portions(tmp_path: Path) -> 
     parts.close()
 
 
-class SlowClock(ManualClock):
-    """Its monotonic time goes on by 10 ms whenever somebody looks."""
-
-    def monotonic_s(self) -> float:
-        self._monotonic_ms += 10
-        return super().monotonic_s()
-
-
-def test_on_a_slow_machine_fewer_messages_fire_in_one_turn(tmp_path: Path) -> None:
-    parts = Parts(tmp_path / "data", SlowClock(), timer=TimerOptions(fire_max=2_000))
-    for number in range(3_000):
-        delay(parts, b"%d" % number, 10, commit=False)
-    parts.clock.advance(10)  # type: ignore[attr-defined]
-    fired = []
-    for _ in range(3):
-        parts.delayed.fire_due()
-        fired.append(parts.delayed.fired)
-    assert fired[0] == 2_000
-    assert fired[1] - fired[0] == 400, "what takes 2 ms"
-    assert fired[2] - fired[1] == 128, "not less, or a slow machine would never be done"
-    parts.close()
-
-
 def test_a_damaged_message_stops_neither_the_others_nor_the_next_start(parts: Parts) -> None:
     delay(parts, b"before", 10)
     damaged, _ = delay(parts, b"damaged", 10)

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import re
 import time
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from penstock.worker import runningconsumer
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.system.processes import NodeProcess
 from tests.waiting import until
+from tests.worker.accessfile import access_file
 from tests.worker.relay import Relay
 from tests.worker.running import counts, running, send
 
@@ -99,16 +99,6 @@ async def test_the_ten_lines_of_the_guide_survive_their_handler_and_their_node(t
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
-
-
-def access_file(path: Path, token: str) -> Path:
-    """Write an access file in which one service has a token."""
-    digest = sha256(token.encode()).hexdigest()
-    path.write_text(
-        f'[[principal]]\nname = "billing"\ntoken_sha256 = "{digest}"\nwrite = ["#"]\nread = ["#"]\n'
-        'consume = ["*"]\nadmin = ["*"]\n'
-    )
-    return path
 
 
 @pytest.mark.parametrize("with_settings", [False, True])

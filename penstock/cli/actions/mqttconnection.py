@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from collections import deque
@@ -97,6 +98,9 @@ class MqttConnection:
     def _connect(self) -> None:
         try:
             self._client.connect(self._node.address.host, self._node.address.port, KEEP_ALIVE_S)
+            if isinstance(end := self._client.socket(), socket.socket):
+                # The library closes with unread deliveries. The system then drops what it has not sent yet: the last PUBACK.
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answered = self._run(lambda: self._has_answer, CONNECT_S)
         except (OSError, *_GARBAGE) as error:
             raise ConnectionError(why_unconnected(self._node, MQTT, error)) from error
