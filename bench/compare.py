@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -270,8 +271,8 @@ def table_of(title: str, found: Found, rows: Mapping[str, Row], worse_max: float
         base_us, this_us, base_per_s, this_per_s = (
             found[f"{name}_{figure}@{tree}"] for figure in (what, "per_s") for tree in (BASE, THIS.name)
         )
-        ratio = median(this_us) / median(base_us)
-        each = [this / base for base, this in zip(base_us, this_us, strict=True)]
+        ratio = _ratio(median(this_us), median(base_us))
+        each = [_ratio(this, base) for base, this in zip(base_us, this_us, strict=True)]
         rates = (
             (text_of(median(base_per_s)), text_of(median(this_per_s)), f"{median(this_per_s) / median(base_per_s):.3f}")
             if what == "us"
@@ -287,6 +288,11 @@ def table_of(title: str, found: Found, rows: Mapping[str, Row], worse_max: float
             "yes" if ratio <= 1 + worse_max / 100 else "NO",
         )
     return table
+
+
+def _ratio(this: float, base: float) -> float:
+    """Return the ratio of two processor times. Those of a quick run may be less than the system's clock tells, and so 0."""
+    return this / base if base else 1.0 if not this else inf
 
 
 def main(arguments: list[str] | None = None) -> int:

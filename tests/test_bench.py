@@ -257,6 +257,17 @@ def test_the_comparison_shows_the_ratio_of_medians_and_marks_worse_rows() -> Non
     assert "yes" in second
 
 
+def test_a_processor_time_below_the_resolution_of_the_clock_is_compared_too() -> None:
+    found = {"window_us@base": [0.0], "window_us@this tree": [0.0]}
+    found |= {"window_per_s@base": [100.0], "window_per_s@this tree": [100.0]}
+    assert compare.table_of("x", found, compare.AREAS["mqtt"], 3).row_count == 1
+    found["window_us@this tree"] = [1.0]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(compare.table_of("x", found, compare.AREAS["mqtt"], 3))
+    assert isinstance(console.file, io.StringIO)
+    assert "NO" in console.file.getvalue()
+
+
 # --- the curve --------------------------------------------------------------------------------------------------------
 
 
