@@ -313,8 +313,6 @@ class Player:
         self._bodies += 1
         self._will = seal(caller.name, will_topic, self._bodies) if will_topic else b""
         self._client = client_id
-        if is_clean or not client_id:
-            self._filters[client_id] = set()
         self._wire = self._dial()
         self._wire.send(self._hello(client_id, is_clean, receive_max, number))
         answer = self._wire.receive()
@@ -323,6 +321,8 @@ class Player:
         is_present, reason = answer[2][:2]
         if is_present:
             self._filters.setdefault(client_id, {"#"})  # its session is of a sequence before, and may have asked for anything
+        elif reason == 0:  # A CONNECT that is refused ends no session.
+            self._filters[client_id] = set()
         may_have_will = not will_topic or caller.may_write(will_topic)
         if caller.is_known and may_have_will:
             assert reason == 0, f"a valid CONNECT of {caller.name!r} was refused with 0x{reason:02x}"
