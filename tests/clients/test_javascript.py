@@ -108,6 +108,18 @@ async def test_a_handler_gets_messages_and_returning_acknowledges_them(node: Nod
     await until(lambda: node.core.waiting == 0)
 
 
+@pytest.mark.parametrize(("count", "refused"), [(48, 0), (80, 16)])
+async def test_messages_that_are_sent_at_once_fit_into_calls_and_those_that_wait_are_bounded(
+    node: Node, count: int, refused: int
+) -> None:
+    process = await asyncio.create_subprocess_exec("node", DRIVER.with_name("flood.mjs"), node.target, str(count), stdout=PIPE)
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    found = json.loads(output)
+    assert found["stored"] == count - refused, found["errors"]
+    assert len(found["errors"]) == refused
+    assert all(error.startswith("Overloaded: 64 messages with 64 MiB wait") for error in found["errors"])
+
+
 async def test_failures_come_back_and_what_can_never_succeed_is_a_dead_letter_with_the_reason(
     node: Node, client: Client
 ) -> None:

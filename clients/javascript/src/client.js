@@ -24,7 +24,7 @@ const SEND_OPTIONS = [
 export class Client {
   #channel;
   #timeoutMs;
-  #sends = new Batcher((messages) => this.#send(messages), SEND_MAX);
+  #sends = new Batcher((messages) => this.#send(messages), SEND_MAX, { sizeOf: (message) => message.body.length });
 
   /**
    * @param {string} target `HOST:PORT` of the node's gRPC listener.
@@ -36,7 +36,8 @@ export class Client {
   }
 
   /**
-   * Send a message; resolves with its receipt when it is durable. Messages that are sent at the same time share calls.
+   * Send a message; resolves with its receipt when it is durable. Messages that are sent at the same time share calls. Rejects
+   * with Overloaded while 100,000 messages, or 64 MiB of them, wait for the node.
    *
    * @param {string} topic MQTT topic, without wildcards.
    * @param {Buffer|Uint8Array|string|object} body Bytes, text, or anything that JSON can write.
