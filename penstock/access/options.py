@@ -116,7 +116,8 @@ class AccessControlOptions:
     )
     audit_lines_per_s: int = option(
         100,
-        "Maximum number of lines per second of one kind in the audit file. It states how many were left out.",
+        "Maximum number of lines per second of one event, such as denied, in the audit file. Beyond it, each kind of it, "
+        "such as a method or a reason, has a tenth of that for itself. The file states how many lines were left out.",
         minimum=1,
         maximum=100_000,
     )
