@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from penstock.store.commitlog import CommitLog
-from penstock.store.durations import Durations
+from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.syncing import MakeSync
 
 ASKED_MAX = 64
@@ -64,9 +64,9 @@ class GroupCommit:
         self.durable = log.written
         """Everything before this position is on disk."""
         self.syncs = 0
-        self.sync_times = Durations()
+        self.sync_times = Histogram(DURATION_BOUNDS_S)
         """How long each sync took, from its request, or else from the end of the one before."""
-        self.commit_times = Durations()
+        self.commit_times = Histogram(DURATION_BOUNDS_S)
         """How long each write for which somebody waited took until it was durable and its callbacks ran."""
 
     def wait(self, callback: Callable[[], None]) -> None:

@@ -25,10 +25,10 @@ from penstock.store.clock import SteerableClock
 from penstock.store.clocksteps import ClockSteps
 from penstock.store.commitlog import CommitLog
 from penstock.store.copies import Copies
-from penstock.store.durations import Durations
 from penstock.store.errors import DiskFull, IndexDamaged, PositionUnknown
 from penstock.store.files import PASSING, SYSTEM_FILES, Files
 from penstock.store.groupcommit import GroupCommit
+from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
 from penstock.store.index import Covered, Index
 from penstock.store.ledger import Ledger
@@ -700,14 +700,14 @@ class Store:
         return self._group.syncs if self._group is not None else 0
 
     @property
-    def sync_times(self) -> Durations:
+    def sync_times(self) -> Histogram:
         """How long each sync of the log took."""
-        return self._group.sync_times if self._group is not None else Durations()
+        return self._group.sync_times if self._group is not None else Histogram(DURATION_BOUNDS_S)
 
     @property
-    def commit_times(self) -> Durations:
+    def commit_times(self) -> Histogram:
         """How long each commit for which somebody waited took, from its write to the answers."""
-        return self._group.commit_times if self._group is not None else Durations()
+        return self._group.commit_times if self._group is not None else Histogram(DURATION_BOUNDS_S)
 
     async def close(self) -> None:
         """Commit, sync, call all callbacks of `when_durable`, flush the index, and close the files.

@@ -39,6 +39,7 @@ from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.causer import NODE, Causer
 from penstock.store.clocksteps import step_of
 from penstock.store.errors import DiskFull, PositionUnknown, RecordCorrupt
+from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import ENTRY_DTYPE
 from penstock.store.options import MINUTE_MS
@@ -52,7 +53,6 @@ from penstock.store.topics import first_level
 from penstock.timer.alarm import Alarm
 from penstock.timer.buckets import DUE_MS_MAX, TimerBuckets
 from penstock.timer.entries import PENDING_DTYPE, Column, Entries
-from penstock.timer.latencies import Latencies
 from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import RETRY_MS
 
@@ -126,7 +126,7 @@ class DelayedMessages:
         store.retention.on_dropped.append(self._forget_dropped)
         self.fired = 0
         self.cancelled = 0
-        self.lateness = Latencies()
+        self.lateness = Histogram(LATENCY_BOUNDS_MS)
         """How long after it was due a message fired."""
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.overtime import Overtime
-from penstock.store.durations import Durations
+from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue
 from penstock.store.store import Store
 
@@ -231,7 +231,7 @@ class Fanouts:
         self.overtime = overtime
         self.traces = traces
         self.now_s = store.clock.monotonic_s
-        self.times = Durations()
+        self.times = Histogram(DURATION_BOUNDS_S)
         """How long it took from a commit until all live subscriptions of a queue had its messages."""
         self.waiting = 0
         """Number of batches that wait for a later turn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from penstock.store.durations import Durations
+from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 
 PROBE_S = 0.2
 """Seconds between two probes. A turn that takes longer than this can't hide between them."""
@@ -15,7 +15,7 @@ class LoopLag:
     """Measures the event loop from within, by a timer that should fire at equal distances."""
 
     def __init__(self) -> None:
-        self.lags = Durations()
+        self.lags = Histogram(DURATION_BOUNDS_S)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.timer.latencies import Latencies
+from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
 
 
 class PopCounters:
@@ -29,5 +29,5 @@ class PopCounters:
         self.refused = 0
         """Pops that were refused because too many were waiting."""
         self.revive_late_ms_max = 0
-        self.revive_lateness = Latencies()
+        self.revive_lateness = Histogram(LATENCY_BOUNDS_MS)
         """How long after its deadline a message was revived or dead-lettered."""

@@ -14,8 +14,8 @@ from penstock.pop.core.order import FifoOrder
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.accounts import NODE_ACCOUNT
+from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
 from penstock.store.lightqueue import LightQueue, Watcher
-from penstock.timer.latencies import Latencies
 
 if TYPE_CHECKING:
     from penstock.pop.core.poll import Poll
@@ -131,7 +131,7 @@ class ConsumerGroup:
         """True while another scan of its queue is scheduled."""
         self.attempt_ids: dict[str, int] = {}
         """Positions of the open checkpoints of calls that gave an attempt id, by that id."""
-        self.latency = Latencies()
+        self.latency = Histogram(LATENCY_BOUNDS_MS)
         """Time from pop to acknowledgement."""
         self.dead_letters_of = topic_filter.removeprefix(DEAD_LETTERS) if topic_filter.startswith(DEAD_LETTERS) else ""
         """Name of the group whose dead letters it consumes; empty if it consumes no dead letters."""

@@ -18,7 +18,7 @@ from penstock import __version__
 from penstock.gateway.options import ListenerOptions
 from penstock.node.metrics import exposition, grouptotals
 from penstock.node.metrics.families import durations, gauge, labelled_counter, labelled_gauge
-from penstock.store.durations import Durations
+from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from tests.gateway.packet_cases import subscribe
 from tests.gateway.wire import CLEAN, FREE, PING, WILL, Broker
 from tests.waiting import until
@@ -212,7 +212,7 @@ class Static(Collector):
         yield labelled_gauge("none", "Without samples.", ["name"], {})
         yield labelled_gauge("many", "Many.\\n", ["name"], {(f"{number}\n",): number for number in range(1000)})
         yield labelled_counter("a_counter", "A counter.", ["name"], {("a",): 1, ("b",): 2})
-        yield durations("a_histogram_seconds", "A histogram.", Durations())
+        yield durations("a_histogram_seconds", "A histogram.", Histogram(DURATION_BOUNDS_S))
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded
+from penstock.store.histogram import LATENCY_BOUNDS_MS
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag, Kind
 from penstock.store.routing import Routing
@@ -18,7 +19,6 @@ from penstock.store.store import Store
 from penstock.timer import buckets
 from penstock.timer.delayed import Recalled
 from penstock.timer.entries import Entries
-from penstock.timer.latencies import LATENCY_BOUNDS_MS
 from penstock.timer.options import YEAR_MS, TimerOptions
 from tests.clock import ManualClock
 from tests.depth import DEPTH
@@ -171,7 +171,7 @@ def test_the_lateness_of_each_message_is_counted(parts: Parts) -> None:
         delay(parts, b"a", delay_ms)
     parts.advance(1_010)
     lateness = parts.delayed.lateness
-    assert lateness.sum_ms == 10 + 10 + 3
+    assert lateness.sum == 10 + 10 + 3
     counted = dict(zip(LATENCY_BOUNDS_MS, lateness.counts, strict=False))
     assert {bound: count for bound, count in counted.items() if count} == {1: 1, 5: 1, 10: 2}
 

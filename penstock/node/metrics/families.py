@@ -9,9 +9,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from penstock.store.durations import DURATION_BOUNDS_S, Durations
+from penstock.store.histogram import Histogram
 from penstock.store.printable import printable
-from penstock.timer.latencies import LATENCY_BOUNDS_MS, Latencies
 
 
 def label_of(value: str) -> str:
@@ -45,15 +44,15 @@ def labelled_counter(name: str, text: str, labels: Sequence[str], values: Mappin
     return family
 
 
-def add_latencies(family: HistogramMetricFamily, labels: Sequence[str], latencies: Latencies) -> None:
-    """Add a histogram's sample in seconds: each bucket with all that are below its bound, and the sum."""
-    _add_buckets(family, labels, [ms / 1000 for ms in LATENCY_BOUNDS_MS], latencies.counts, latencies.sum_ms / 1000)
+def add_latencies(family: HistogramMetricFamily, labels: Sequence[str], latencies: Histogram) -> None:
+    """Add a sample in seconds of a histogram in ms: each bucket with all that are below its bound, and the sum."""
+    _add_buckets(family, labels, [ms / 1000 for ms in latencies.bounds], latencies.counts, latencies.sum / 1000)
 
 
-def durations(name: str, text: str, found: Durations) -> Metric:
-    """Return a histogram of durations."""
+def durations(name: str, text: str, found: Histogram) -> Metric:
+    """Return a histogram of durations in seconds."""
     family = HistogramMetricFamily(name, text)
-    _add_buckets(family, [], DURATION_BOUNDS_S, found.counts, found.sum_s)
+    _add_buckets(family, [], found.bounds, found.counts, found.sum)
     return family
 
 

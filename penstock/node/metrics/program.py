@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from penstock import __version__
 from penstock.node.metrics.families import durations, labelled_gauge
-from penstock.store.durations import Durations
+from penstock.store.histogram import Histogram
 
 
 class ProgramCollector(Collector):
@@ -20,7 +20,7 @@ class ProgramCollector(Collector):
         lags: of the event loop.
     """
 
-    def __init__(self, lags: Durations) -> None:
+    def __init__(self, lags: Histogram) -> None:
         self._lags = lags
 
     def collect(self) -> Iterator[Metric]:
