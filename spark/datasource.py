@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,9 @@ ROWS_MAX = 100_000
 """Maximum number of rows in an Arrow batch. It bounds the memory of the worker and of the JVM."""
 
 INT64_MAX = 2**63 - 1
+
+OPTIONS = ("path", "table", "columns", "partition_bytes", "rows_max", "end_position", "verify")
+"""The options of the data source: see `CommitlogSource`."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,12 @@ class ReadOptions:
     @classmethod
     def of(cls, options: MutableMapping[str, str]) -> ReadOptions:
         """Return the options that Spark passes as strings. Raises ReadOptionInvalid."""
-        if not options.get("path"):
-            raise ReadOptionInvalid("The path is missing. Call load(path) with a data directory, or its folder `commitlog`.")
+        for name in options:
+            if name.lower() not in OPTIONS:
+                likely = get_close_matches(name.lower(), OPTIONS, 1)
+                meant = f" Did you mean {likely[0]}?" if likely else ""
+                raise ReadOptionInvalid(f"The option {name!r} does not exist.{meant} The options are {', '.join(OPTIONS)}.")
+        _check_path(options.get("path", ""))
         table_name = options.get("table", "records")
         if table_name not in TABLES:
             raise ReadOptionInvalid(f"The table {table_name!r} does not exist. The tables are {', '.join(TABLES)}.")
@@ -124,6 +133,19 @@ class ReadOptions:
             end_position=_number(options, "end_position", 0, 0) if "end_position" in options else None,
             verify=verify == "true",
         )
+
+
+def _check_path(path: str) -> None:
+    """Check that a path may name a directory. Raises ReadOptionInvalid."""
+    remedy = "Call load(path) with one data directory, or its folder `commitlog`."
+    if not path:
+        raise ReadOptionInvalid(f"The path is missing. {remedy}")
+    if "://" in path:
+        raise ReadOptionInvalid(
+            f"The path {path!r} is a URL, but a log is read from a directory that all workers see. {remedy}"
+        )
+    if any(sign in path for sign in "*?[{") and not Path(path).exists():
+        raise ReadOptionInvalid(f"The path {path!r} is a pattern, but a log has one directory. {remedy}")
 
 
 def _number(options: MutableMapping[str, str], name: str, low: int, default: int) -> int:

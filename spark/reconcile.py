@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.spark import outcomes, report, segments
-from penstock.spark.datasource import PARTITION_BYTES
-from penstock.spark.errors import LogMissing, ReadOptionInvalid, ReconcileError, ReportDirInUse
+from penstock.spark.datasource import INT64_MAX, PARTITION_BYTES
+from penstock.spark.errors import JavaMissing, LogMissing, ReadOptionInvalid, ReconcileError, ReportDirInUse
 from penstock.spark.segments import LogSurvey
 from penstock.spark.session import open_session
 from penstock.spark.summary import (
@@ -37,6 +37,7 @@ from penstock.spark.summary import (
     totals,
 )
 from penstock.store.errors import LogCorrupt, StoreError
+from penstock.store.record import Kind
 
 GRACE_MS = 60_000
 """How long a delivery may stay unsettled after its deadline and back-off. Covers the timer's tick and bursts of revivals."""
@@ -137,7 +138,8 @@ def reconcile(
     with _log_errors():
         events = job.read("events").drop("position").where(F.col("at_ms") <= as_of_ms)
         events = outcomes.with_steps(events, _steps(job))
-        pairs = outcomes.classify(outcomes.pair(events), as_of_ms=as_of_ms, grace_ms=grace_ms)
+        pairs = outcomes.with_changed_backoff(outcomes.pair(events), _backoff_changes(job))
+        pairs = outcomes.classify(pairs, as_of_ms=as_of_ms, grace_ms=grace_ms)
         # All aggregates and tables are computed from it. Spark puts what exceeds memory on local disks.
         cached = pairs.persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -149,12 +151,11 @@ def reconcile(
 
 def _summarise(job: _Job, cached: DataFrame) -> Reconciliation:
     spark, log = job.spark, job.log
-    is_delivery = F.col("pop_ms").isNotNull()
-    deliveries, orphans = cached.where(is_delivery), cached.where(~is_delivery)
+    deliveries, orphans = cached.where(outcomes.is_shown(cached)), cached.where(F.col("pop_ms").isNull())
     counts = outcomes.count(deliveries)
     names = _group_names(job)
     spreads, messages = outcomes.spread(deliveries), outcomes.count_messages(deliveries)
-    groups = group_sections(counts, spreads, messages, names, as_of_ms=job.as_of_ms)
+    groups = group_sections(counts, spreads, messages, names, outcomes.count_extensions(cached), as_of_ms=job.as_of_ms)
     acks, others, before_log = outcomes.count_orphans(orphans, log.start)
     found = totals(groups, orphan_acks=acks, orphan_others=others, before_log=before_log)
     bad = {**found["outcomes"], "conflicting": found["conflicting"]}
@@ -191,6 +192,23 @@ def _steps(job: _Job) -> list[tuple[int, int, int]]:
     """Return the steps of the node's clock: begin and end of the window before each, and by how much the clock was moved."""
     found = job.read("steps", verify=False).where(F.col("end_ms") <= job.as_of_ms).orderBy("end_ms").collect()
     return [(row.begin_ms, row.end_ms, row.step_ms) for row in found]
+
+
+def _backoff_changes(job: _Job) -> list[outcomes.BackoffChange]:
+    """Return the back-offs that groups got after they were created, in the order of time."""
+    changed = job.read("records", verify=False).where(
+        (F.col("kind") == Kind.GROUP_CHANGED.name) & (F.col("store_ms") <= job.as_of_ms)
+    )
+    rows = changed.select("group_id", "store_ms", "position", "properties").orderBy("position").collect()
+    ends_ms: dict[int, int] = {}
+    found = []
+    for row in reversed(rows):
+        waits_ms = outcomes.waits_of(orjson.loads(row.properties or b"{}").get("settings", {}).get("backoff"))
+        end_ms = ends_ms.get(row.group_id, INT64_MAX)
+        ends_ms[row.group_id] = row.store_ms
+        if waits_ms:
+            found.append(outcomes.BackoffChange(row.group_id, row.store_ms, end_ms, waits_ms))
+    return found[::-1]
 
 
 def _group_names(job: _Job) -> dict[int, GroupName]:
@@ -252,8 +270,8 @@ def _orphans_table(orphans: DataFrame, named: DataFrame, log_start: int) -> Data
 
 _GROUPS_SCHEMA = ", ".join(
     (
-        "group_id bigint, group string, filter string, deliveries bigint, conflicting bigint, duplicate_acks bigint",
-        "messages bigint, messages_acked bigint, oldest_in_flight_ms bigint",
+        "group_id bigint, group string, filter string, deliveries bigint, conflicting bigint, extensions bigint",
+        "duplicate_acks bigint, messages bigint, messages_acked bigint, oldest_in_flight_ms bigint",
         *(f"{outcome.value} bigint" for outcome in DeliveryOutcome),
         *(f"ack_latency_ms_{each} bigint, revive_lateness_ms_{each} bigint" for each in ("p50", "p90", "p99", "max")),
     )
@@ -295,6 +313,16 @@ def _write_summary(directory: Path, summary: object) -> None:
     os.replace(part, directory / SUMMARY_FILE)
 
 
+STATUSES: dict[type[Exception], int] = {LogMissing: 3, StoreError: 4, JavaMissing: 5}
+"""Exit statuses for reasons why there is no reconciliation: no log, a damaged log, no Java. For others it is 2: wrong usage,
+such as a directory in use or an invalid option."""
+
+
+def status_of(error: ReconcileError | StoreError) -> int:
+    """Return the exit status for an error."""
+    return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 2)
+
+
 class StageDisplay(Protocol):
     """Shows within its context what a command does at the moment."""
 
@@ -329,8 +357,7 @@ def run(
     With `json`, the command prints only the summary. Errors go to stderr. `stages` shows what it does at the moment.
 
     Returns:
-        The exit status: 0 if all is well, 1 if a delivery is lost or conflicting, 2 if the reconciliation is impossible (no
-        log, a damaged log, no Java, a directory in use, an invalid option).
+        The exit status: 0 if all is well, 1 if a delivery is lost or conflicting, or one of `STATUSES`.
     """
     try:
         if out is not None:
@@ -352,7 +379,7 @@ def run(
                     spark.stop()
     except (ReconcileError, StoreError) as error:
         print(f"penstock reconcile: {error}", file=sys.stderr)
-        return 2
+        return status_of(error)
     if json:
         sys.stdout.write(orjson.dumps(found.summary, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:

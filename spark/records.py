@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from penstock.spark.segments import REMEDY, RecordBlock
 from penstock.store import bodies, record
 from penstock.store.errors import RecordCorrupt
-from penstock.store.record import Kind
+from penstock.store.record import Flag, Kind
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,7 +25,16 @@ FIXED_BYTES = np.array(record.FIXED_BYTES, dtype=np.int64)
 
 HANDED_OUT = int(Kind.POP_CHECKPOINT)
 """Event for the beginning of a delivery, by a checkpoint or by a change of invisible time. The event for the end of a delivery
-is the kind of the record that ended it."""
+is the kind of the record that ended it, or one of those below."""
+
+EXTENDED = int(Kind.POP_INVISIBLE_CHANGED)
+NACKED = EXTENDED + 64
+GIVEN_BACK = EXTENDED + 128
+"""Events for the end of a delivery by a change of invisible time: its consumer goes on with it, or has returned the message, or
+has returned it without counting the attempt."""
+
+POPPED, CONTINUED, WAITING = 0, 1, 2
+"""How a delivery began: by a pop, as the continuation of an extended one, or as the wait of a message that nobody has."""
 
 HANDING = (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED)
 """Kinds whose entries begin a delivery."""
@@ -129,17 +138,15 @@ class Records:
         return slices(self.block.buffer, starts, stops)
 
     def texts(self, starts: Array, stops: Array) -> Any:
-        """Return parts of the records as an Arrow array of strings. Raises RecordCorrupt if a part is not UTF-8."""
+        """Return parts of the records as an Arrow array of strings. Bytes that are not UTF-8 become U+FFFD.
+
+        The checksum covers them, so they are as they were written, and one record must not fail a query of all.
+        """
         binary = self.slices(starts, stops)
         try:
             return binary.cast(pa.string())
         except pa.ArrowInvalid:
-            for position, text in zip(self.position.tolist(), binary.to_pylist(), strict=True):
-                try:
-                    text.decode()
-                except UnicodeDecodeError as error:
-                    raise self._corrupt(position, f"its text is not UTF-8 ({error.reason}).") from error
-            raise
+            return pa.array([text.decode(errors="replace") for text in binary.to_pylist()], pa.string())
 
     def entries(self, kind: Kind) -> tuple[Array, Array, Array]:
         """Return the entries in the bodies of the records. All records must be of `kind`.
@@ -173,7 +180,7 @@ def handed_out(records: Records) -> dict[str, Array]:
 
     Columns: key (position of the record plus index), position, group_id, pop_ms, deadline_ms, return_ms (time by which the
     message returns: the deadline plus the back-off), message_position, queue_offset, message_bytes, attempt, source (0 for the
-    group's filter, 1 for its retry queue), changed (whether a change of invisible time began this delivery).
+    group's filter, 1 for its retry queue), via (`POPPED`, `CONTINUED` or `WAITING`).
     """
     return _stack([_handed_out_by(records.of_kind(kind), kind) for kind in HANDING])
 
@@ -194,15 +201,32 @@ def _handed_out_by(records: Records, kind: Kind) -> dict[str, Array]:
         "message_bytes": entry["size"].astype(np.int32),
         "attempt": entry["attempt"].astype(np.int32),
         "source": entry["source"].astype(np.int32),
-        "changed": np.full(len(owner), kind == Kind.POP_INVISIBLE_CHANGED),
+        "via": _via(records, kind)[owner],
     }
+
+
+def _via(records: Records, kind: Kind) -> Array:
+    """Return how the deliveries of each record began."""
+    if kind != Kind.POP_INVISIBLE_CHANGED:
+        return np.full(len(records), POPPED, dtype=np.int32)
+    is_returned = (records.header["flags"] & (Flag.RETURNED | Flag.SUSPENDED)) != 0
+    return np.where(is_returned, WAITING, CONTINUED).astype(np.int32)
+
+
+def _event(records: Records, kind: Kind) -> Array:
+    """Return the event for the deliveries that each record ends."""
+    if kind != Kind.POP_INVISIBLE_CHANGED:
+        return np.full(len(records), kind, dtype=np.int32)
+    flags = records.header["flags"]
+    counted = np.where(flags & Flag.RETURNED, NACKED, EXTENDED)
+    return np.where(flags & Flag.SUSPENDED, GIVEN_BACK, counted).astype(np.int32)
 
 
 def settled(records: Records) -> dict[str, Array]:
     """Return one row per delivery that ends in `records`.
 
-    Columns: key (of the delivery: position of its checkpoint plus index), position (of the record that ends it), kind,
-    group_id, at_ms.
+    Columns: key (of the delivery: position of its checkpoint plus index), position (of the record that ends it), kind, event
+    (the kind, `NACKED` or `GIVEN_BACK`), group_id, at_ms.
     """
     return _stack([_settled_by(records.of_kind(kind), kind) for kind in SETTLING])
 
@@ -213,6 +237,7 @@ def _settled_by(records: Records, kind: Kind) -> dict[str, Array]:
         "key": (entry["checkpoint"] + entry["index"]).astype(np.int64),
         "position": records.position[owner],
         "kind": np.full(len(owner), kind, dtype=np.int32),
+        "event": _event(records, kind)[owner],
         "group_id": records.pop["group_id"][owner].astype(np.int64),
         "at_ms": records.header["store_ms"][owner],
     }

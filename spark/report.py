@@ -15,7 +15,8 @@ OUTCOME_TITLES = {
     DeliveryOutcome.ACKED_IN_TIME: "acked",
     DeliveryOutcome.ACKED_LATE: "late",
     DeliveryOutcome.REVIVED: "revived",
-    DeliveryOutcome.EXTENDED: "extended",
+    DeliveryOutcome.NACKED: "nacked",
+    DeliveryOutcome.RETURNED: "returned",
     DeliveryOutcome.DEAD_LETTERED: "dead",
     DeliveryOutcome.VOIDED: "voided",
     DeliveryOutcome.IN_FLIGHT: "in flight",
@@ -51,6 +52,7 @@ def show(summary: Summary, console: Console | None = None) -> None:
             console.print(_examples_table(name, examples))
     console.print(
         f"Conflicting deliveries: {found['conflicting']:,}. Duplicate acks: {found['duplicate_acks']:,}. "
+        f"Extensions of the invisible time: {found['extensions']:,}. "
         f"Acks without a delivery: {found['orphan_acks']:,}. Other ends without a delivery: {found['orphan_others']:,}. "
         f"Ends of deliveries older than the log: {found['before_log']:,}.",
         soft_wrap=True,

@@ -27,7 +27,7 @@ SUFFIX = ".log"
 NAME_DIGITS = 20
 
 BLOCK_BYTES = 8 * 1024 * 1024
-"""Bytes of the log that a reader holds at once, more only where one record is larger. RecordFilter a worker's memory."""
+"""Bytes of the log that a reader holds at once, more only where one record is larger. This bounds a worker's memory."""
 
 _SIZE_CRC = Struct("<II")
 
@@ -79,12 +79,14 @@ class LogSurvey(NamedTuple):
 
 
 def find(path: str | Path) -> Path:
-    """Return the directory of the segments, given that directory or the data directory around it.
+    """Return the absolute path of the directory of the segments, given that directory or the data directory around it.
+
+    Workers of a cluster have other working directories than the driver, so a relative path would mean another place there.
 
     Raises:
         LogMissing: neither holds a segment.
     """
-    for directory in (Path(path) / DIRECTORY, Path(path)):
+    for directory in (Path(path).absolute() / DIRECTORY, Path(path).absolute()):
         if directory.is_dir() and any(directory.glob(f"*{SUFFIX}")):
             return directory
     raise LogMissing(f"{path} holds no CommitLog. Name a data directory, or its folder `{DIRECTORY}`.")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the summary. It rises when a name is removed or changes its meaning, and not when a name is added."""
 
 REPORT = "penstock reconcile"
@@ -23,8 +23,13 @@ class DeliveryOutcome(StrEnum):
     ACKED_LATE = "acked_late"
     """Acknowledged after its deadline. The node refuses such acks, so this outcome points to a defect or to a foreign log."""
     REVIVED = "revived"
+    NACKED = "nacked"
+    """Its consumer returned the message as a failed attempt."""
+    RETURNED = "returned"
+    """Its consumer returned the message without counting the attempt."""
     EXTENDED = "extended"
-    """Ended by a change of invisible time, which began another delivery of the same message."""
+    """Its consumer changed its invisible time. That does not end a delivery, so this is only the outcome of one that has ended
+    in another way as well, and is conflicting."""
     DEAD_LETTERED = "dead_lettered"
     VOIDED = "voided"
     """Ended because an operator reset the group's offset, or deleted the group."""
@@ -62,6 +67,8 @@ class Totals(TypedDict):
     """Count of each `DeliveryOutcome`, zeros included."""
     conflicting: int
     """Deliveries that ended in two ways, or twice in a way that isn't an ack. Must be 0."""
+    extensions: int
+    """How often a consumer has changed the invisible time of a delivery and gone on."""
     duplicate_acks: int
     """Acks after the first ack of a delivery."""
     orphan_acks: int
@@ -82,13 +89,14 @@ class GroupSection(TypedDict):
     deliveries: int
     outcomes: dict[str, int]
     conflicting: int
+    extensions: int
     duplicate_acks: int
     messages: int
     """Distinct messages delivered. A message that retention has copied forward counts again."""
     messages_acked: int
     """Messages with at least one acknowledged delivery."""
     ack_latency_ms: Quantiles | None
-    """Time from pop to ack of acknowledged deliveries."""
+    """Time from pop to ack of acknowledged deliveries; of extended ones, from the last extension."""
     revive_lateness_ms: Quantiles | None
     """Time from deadline to revival. It is negative for a message that its consumer returned before the deadline."""
     attempts: dict[str, int]
@@ -172,6 +180,7 @@ def group_sections(
     spreads: Iterable[SpreadRow],
     messages: Iterable[MessagesRow],
     names: dict[int, GroupName],
+    extensions: dict[int, int],
     *,
     as_of_ms: int,
 ) -> list[GroupSection]:
@@ -182,7 +191,7 @@ def group_sections(
     for row in counts:
         rows_of.setdefault(row.group_id, []).append(row)
     sections = [
-        _group_section(group_id, rows, spread_of[group_id], messages_of[group_id], names, as_of_ms)
+        _group_section(group_id, rows, spread_of[group_id], messages_of[group_id], names, extensions.get(group_id, 0), as_of_ms)
         for group_id, rows in rows_of.items()
     ]
     return sorted(sections, key=lambda section: (section["group"], section["group_id"]))
@@ -194,6 +203,7 @@ def _group_section(
     spread: SpreadRow,
     messages: MessagesRow,
     names: dict[int, GroupName],
+    extensions: int,
     as_of_ms: int,
 ) -> GroupSection:
     outcomes = {outcome.value: 0 for outcome in DeliveryOutcome}
@@ -210,6 +220,7 @@ def _group_section(
         deliveries=sum(outcomes.values()),
         outcomes=outcomes,
         conflicting=sum(row.conflicting for row in rows),
+        extensions=extensions,
         duplicate_acks=sum(row.duplicate_acks for row in rows),
         messages=messages.messages,
         messages_acked=messages.messages_acked,
@@ -233,6 +244,7 @@ def totals(groups: list[GroupSection], *, orphan_acks: int, orphan_others: int, 
         deliveries=sum(group["deliveries"] for group in groups),
         outcomes={each.value: sum(group["outcomes"][each] for group in groups) for each in DeliveryOutcome},
         conflicting=sum(group["conflicting"] for group in groups),
+        extensions=sum(group["extensions"] for group in groups),
         duplicate_acks=sum(group["duplicate_acks"] for group in groups),
         orphan_acks=orphan_acks,
         orphan_others=orphan_others,

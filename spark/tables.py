@@ -115,11 +115,11 @@ def _messages_rows(records: Records) -> Columns:
 def _checkpoints_rows(records: Records) -> Columns:
     rows = handed_out(records)
     columns = {name: partial(pa.array, values) for name, values in rows.items()}
-    via = pa.array(["pop", "change"])
+    via = pa.array(["pop", "change", "wait"])
     return {
         **columns,
         "group": lambda: _group_names(records, rows["group_id"]),
-        "via": lambda: via.take(pa.array(rows["changed"].astype(np.int8))),
+        "via": lambda: via.take(pa.array(rows["via"])),
     }
 
 
@@ -133,7 +133,7 @@ def _settlements_rows(records: Records) -> Columns:
     }
 
 
-EVENT_VALUES = ("deadline_ms", "return_ms", "message_position", "attempt", "source")
+EVENT_VALUES = ("deadline_ms", "return_ms", "message_position", "attempt", "source", "via")
 """Columns of `events` that are null for the end of a delivery."""
 
 
@@ -147,11 +147,11 @@ def _events_rows(records: Records) -> Columns:
     def begun_only(name: str) -> Callable[[], Any]:
         return lambda: pa.concat_arrays([pa.array(begun[name]), pa.nulls(ends, ARROW_TYPES[EVENTS.columns[name]])])
 
-    begun["kind"] = np.full(len(begun["key"]), HANDED_OUT, dtype=np.int32)
+    begun["event"] = np.full(len(begun["key"]), HANDED_OUT, dtype=np.int32)
     return {
         "key": both("key", "key"),
         "position": both("position", "position"),
-        "event": both("kind", "kind"),
+        "event": both("event", "event"),
         "at_ms": both("pop_ms", "at_ms"),
         "group_id": both("group_id", "group_id"),
         **{name: begun_only(name) for name in EVENT_VALUES},
@@ -248,6 +248,7 @@ EVENTS = Table(
         "message_position": "bigint",
         "attempt": "int",
         "source": "int",
+        "via": "int",
     },
     tuple(sorted({*HANDING, *SETTLING})),
     "at_ms",

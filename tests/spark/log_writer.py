@@ -47,6 +47,10 @@ class LogWriter:
         properties = json.dumps({"group": name, "filter": filter_}).encode()
         return self.add(Kind.GROUP_CREATED, name, fixed=POP_FIXED.pack(group_id, 1, 0), properties=properties)
 
+    def change_settings(self, group_id: int, name: str, **settings: object) -> int:
+        properties = json.dumps({"settings": settings}).encode()
+        return self.add(Kind.GROUP_CHANGED, name, fixed=POP_FIXED.pack(group_id, 1, 0), properties=properties)
+
     def checkpoint(
         self, group_id: int, name: str, messages: list[int], *, deadline_ms: int, attempt: int = 1, backoff_ms: int = 0
     ) -> int:
@@ -64,13 +68,20 @@ class LogWriter:
         return self.settle(Kind.POP_ACK, group_id, name, references)
 
     def change(
-        self, group_id: int, name: str, references: list[tuple[Reference, int]], *, deadline_ms: int, attempt: int = 1
+        self,
+        group_id: int,
+        name: str,
+        references: list[tuple[Reference, int]],
+        *,
+        deadline_ms: int,
+        attempt: int = 1,
+        flags: int = 0,
     ) -> int:
-        """Change the invisible time of deliveries. Each comes with the position of its message."""
+        """Change the invisible time of deliveries. Each comes with the position of its message. See `Flag` for `flags`."""
         body = b"".join(
             CHANGE_ENTRY.pack(*reference, message, 0, 64, attempt, attempt > 1, 0) for reference, message in references
         )
-        return self.add(Kind.POP_INVISIBLE_CHANGED, name, body, fixed=POP_FIXED.pack(group_id, 1, deadline_ms))
+        return self.add(Kind.POP_INVISIBLE_CHANGED, name, body, fixed=POP_FIXED.pack(group_id, 1, deadline_ms), flags=flags)
 
     def save(self, data_dir: Path, *, hole_bytes: int = 0, torn: bytes = b"") -> Path:
         """Write the segments, then `torn` and a hole after the last one, and return the folder of the segments."""

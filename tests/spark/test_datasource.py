@@ -194,6 +194,10 @@ def test_damage_in_the_middle_names_segment_and_position(spark: SparkSession, lo
     ("options", "complaint"),
     [
         ({}, "path is missing"),
+        ({"path": "s3://bucket/log"}, "is a URL"),
+        ({"path": "data-*"}, "is a pattern"),
+        ({"path": "x", "colunms": "position"}, "'colunms' does not exist. Did you mean columns"),
+        ({"path": "x", "paths": '["a", "b"]'}, "'paths' does not exist. Did you mean path"),
         ({"path": "x", "table": "acks"}, "The table 'acks' does not exist"),
         ({"path": "x", "columns": "position,colour"}, "colour"),
         ({"path": "x", "columns": "position,position"}, "each column once"),

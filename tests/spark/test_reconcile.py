@@ -15,13 +15,15 @@ pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.errors import ReadOptionInvalid, ReportDirInUse
-from penstock.spark.reconcile import Reconciliation, reconcile, run
+from penstock.pop.backoff import Exponential
+from penstock.spark import outcomes
+from penstock.spark.errors import JavaMissing, LogMissing, ReadOptionInvalid, ReconcileError, ReportDirInUse
+from penstock.spark.reconcile import Reconciliation, reconcile, run, status_of
 from penstock.spark.summary import DeliveryOutcome
 from penstock.store import record
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
-from penstock.store.errors import LogCorrupt
-from penstock.store.record import POP_FIXED, STEP_FIXED, Kind, Record
+from penstock.store.errors import LogCorrupt, RecordCorrupt, StoreError
+from penstock.store.record import POP_FIXED, STEP_FIXED, Flag, Kind, Record
 from tests.spark.log_writer import LogWriter
 
 GRACE_MS = 60_000
@@ -36,7 +38,7 @@ def every_outcome() -> LogWriter:
     log = LogWriter(start=5_000, now_ms=1_000)
     log.group(1, "pumps", "a/#")
     log.group(2, "pumps", "b/#")
-    messages = [log.message(f"a/{number}") for number in range(11)]
+    messages = [log.message(f"a/{number}") for number in range(13)]
     log.now_ms = 10_000
     first = log.checkpoint(1, "pumps", messages, deadline_ms=40_000)
     log.now_ms = 10_100
@@ -48,6 +50,10 @@ def every_outcome() -> LogWriter:
     changed = log.change(1, "pumps", [((first, 2), messages[2])], deadline_ms=90_000)
     log.now_ms = 21_000
     log.ack(1, "pumps", [(changed, 0)])
+    nacked = log.change(1, "pumps", [((first, 11), messages[11])], deadline_ms=30_000, flags=Flag.RETURNED)
+    returned = log.change(1, "pumps", [((first, 12), messages[12])], deadline_ms=30_000, flags=Flag.RETURNED | Flag.SUSPENDED)
+    log.now_ms = 30_000
+    log.settle(Kind.POP_REVIVED, 1, "pumps", [(nacked, 0), (returned, 0)])
     log.now_ms = 40_005
     log.settle(Kind.POP_REVIVED, 1, "pumps", [(first, 3), (first, 4)])
     log.settle(Kind.POP_DEAD_LETTER, 1, "pumps", [(first, 5)])
@@ -67,6 +73,80 @@ def every_outcome() -> LogWriter:
     log.now_ms = 200_000
     log.message("a/last")
     return log
+
+
+def test_nacks_and_extensions_make_no_deliveries_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+    """90 messages in 150 pops: 60 are nacked at first, 30 are extended twice, and one nacked message never comes back."""
+    log = LogWriter(now_ms=1_000)
+    messages = [log.message(f"a/{number}") for number in range(90)]
+    first = log.checkpoint(1, "pumps", messages, deadline_ms=60_000)
+    entries = [((first, index), messages[index]) for index in range(60)]
+    nacked = log.change(1, "pumps", entries, deadline_ms=2_000, flags=Flag.RETURNED)
+    extended = log.change(1, "pumps", [((first, index), messages[index]) for index in range(60, 90)], deadline_ms=90_000)
+    extended = log.change(1, "pumps", [((extended, index), messages[60 + index]) for index in range(30)], deadline_ms=120_000)
+    log.ack(1, "pumps", [(extended, index) for index in range(30)])
+    log.now_ms = 2_000
+    log.settle(Kind.POP_REVIVED, 1, "pumps", [(nacked, index) for index in range(59)])
+    second = log.checkpoint(1, "pumps", messages[:59], deadline_ms=62_000, attempt=2)
+    log.ack(1, "pumps", [(second, index) for index in range(59)])
+    log.save(tmp_path)
+
+    def totals(as_of_ms: int) -> tuple[int, int, dict[str, int]]:
+        found = reconcile(spark, tmp_path, as_of_ms=as_of_ms).summary["totals"]
+        return found["deliveries"], found["extensions"], {name: count for name, count in found["outcomes"].items() if count}
+
+    assert totals(3_000) == (149, 60, {"nacked": 60, "acked_in_time": 89})
+    lost = {"nacked": 60, "acked_in_time": 89, "lost": 1}
+    assert totals(2_001 + GRACE_MS) == (150, 60, lost), "a message that was nacked and never came back is lost"
+
+
+def test_a_back_off_that_is_raised_after_the_pop_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
+    log = LogWriter(now_ms=1_000)
+    log.group(1, "pumps", "a/#")
+    log.group(2, "fans", "a/#")
+    messages = [log.message(f"a/{number}") for number in range(4)]
+    log.now_ms = 10_000
+    log.checkpoint(1, "pumps", messages[:1], deadline_ms=40_000)
+    log.checkpoint(1, "pumps", messages[1:2], deadline_ms=40_000, attempt=3)
+    log.checkpoint(2, "fans", messages[2:3], deadline_ms=40_000)
+    log.now_ms = 20_000
+    log.change_settings(1, "pumps", backoff={"min_ms": 600_000, "max_ms": 3_600_000, "factor": 2.0})
+    log.now_ms = 45_000
+    log.change_settings(2, "fans", backoff=[600_000])  # after the deadline, so it says nothing
+    log.change_settings(1, "pumps")
+    log.checkpoint(1, "pumps", messages[3:], deadline_ms=50_000)
+    log.now_ms = 700_000
+    log.message("a/last")
+    log.save(tmp_path)
+
+    def lost(as_of_ms: int) -> list[int]:
+        found = reconcile(spark, tmp_path, as_of_ms=as_of_ms)
+        return sorted(row.message_position for row in found.deliveries.where("outcome = 'lost'").collect())
+
+    assert lost(40_000 + GRACE_MS + 1) == [messages[2]]
+    assert lost(50_000 + GRACE_MS + 1) == [messages[2], messages[3]]
+    assert lost(40_000 + 600_000 + GRACE_MS + 1) == [messages[0], messages[2], messages[3]]
+    assert lost(40_000 + 2_400_000 + GRACE_MS) == [messages[0], messages[2], messages[3]]
+    assert lost(40_000 + 2_400_000 + GRACE_MS + 1) == messages
+
+
+@pytest.mark.parametrize(
+    ("backoff", "waits_ms"),
+    [
+        (None, []),
+        ([], []),
+        ([5, 10], [5, 10]),
+        ({"min_ms": 100, "max_ms": 350, "factor": 2.0}, [100, 200, 350]),
+        ({"min_ms": 100, "max_ms": 100}, [100]),
+        ({"min_ms": 100, "max_ms": 500, "factor": 1.0}, [100]),
+        ({"min_ms": 0, "max_ms": 500, "factor": 2.0}, [0]),
+    ],
+)
+def test_the_waits_of_a_back_off_are_those_of_the_node(backoff: object, waits_ms: list[int]) -> None:
+    assert outcomes.waits_of(backoff) == waits_ms
+    if isinstance(backoff, dict):
+        rule = Exponential(**backoff)
+        assert [rule.wait_ms(attempt) for attempt in range(1, len(waits_ms) + 1)] == waits_ms
 
 
 def test_a_step_of_the_clock_moves_the_deadlines_that_were_set_in_its_window(spark: SparkSession, tmp_path: Path) -> None:
@@ -111,7 +191,9 @@ def test_every_outcome_is_distinguished(found: Reconciliation) -> None:
         DeliveryOutcome.ACKED_IN_TIME.value: 4,  # 0, 1, the changed one, the retried one
         DeliveryOutcome.ACKED_LATE.value: 2,
         DeliveryOutcome.REVIVED.value: 2,
-        DeliveryOutcome.EXTENDED.value: 1,
+        DeliveryOutcome.NACKED.value: 1,
+        DeliveryOutcome.RETURNED.value: 1,
+        DeliveryOutcome.EXTENDED.value: 0,  # it goes on in the changed one
         DeliveryOutcome.DEAD_LETTERED.value: 1,
         DeliveryOutcome.VOIDED.value: 2,  # neither lost nor open, though nobody acknowledges them any more
         DeliveryOutcome.IN_FLIGHT.value: 1,  # 160,000 + 60,000 is behind the log's end
@@ -121,9 +203,10 @@ def test_every_outcome_is_distinguished(found: Reconciliation) -> None:
     assert other["outcomes"] == {**NO_OUTCOMES, DeliveryOutcome.IN_FLIGHT.value: 1}
     assert (pumps["group"], pumps["filter"], other["group"], other["filter"]) == ("pumps", "a/#", "pumps", "b/#")
     assert found.summary["totals"] == {
-        "deliveries": 15,
+        "deliveries": 16,
         "outcomes": {**expected, DeliveryOutcome.IN_FLIGHT.value: 2},
         "conflicting": 1,
+        "extensions": 1,
         "duplicate_acks": 1,
         "orphan_acks": 1,
         "orphan_others": 0,
@@ -138,8 +221,8 @@ def test_the_times_of_a_group_are_exact_where_it_is_small(found: Reconciliation)
     assert pumps["ack_latency_ms"] == {"p50": 300, "p90": 30_100, "p99": 30_100, "max": 30_100}
     assert pumps["revive_lateness_ms"] == {"p50": 5, "p90": 5, "p99": 5, "max": 5}
     assert other["ack_latency_ms"] is None
-    assert pumps["attempts"] == {"1": 12, "2": 2}
-    assert (pumps["messages"], pumps["messages_acked"]) == (11, 6)
+    assert pumps["attempts"] == {"1": 13, "2": 2}
+    assert (pumps["messages"], pumps["messages_acked"]) == (13, 6)
     assert (pumps["oldest_in_flight_ms"], other["oldest_in_flight_ms"]) == (150_000, 1_000)
 
 
@@ -166,7 +249,7 @@ def test_an_earlier_time_shows_the_log_as_it_was_then(spark: SparkSession, tmp_p
     every_outcome().save(tmp_path)
     earlier = reconcile(spark, tmp_path, as_of_ms=40_005)
     later = reconcile(spark, tmp_path, as_of_ms=10**9)
-    assert earlier.summary["totals"]["deliveries"] == 12
+    assert earlier.summary["totals"]["deliveries"] == 13
     assert earlier.summary["totals"]["outcomes"][DeliveryOutcome.IN_FLIGHT] == 3  # 6, 7 and 8
     assert later.summary["totals"]["outcomes"][DeliveryOutcome.LOST] == 3
     earlier.close()
@@ -198,7 +281,7 @@ def test_the_report_reads_back(spark: SparkSession, found: Reconciliation, tmp_p
     assert json.loads((out / "summary.json").read_text()) == found.summary
     deliveries = spark.read.parquet(str(out / "deliveries"))
     by_outcome = {row.outcome: row["count"] for row in deliveries.groupBy("outcome").count().collect()}
-    assert by_outcome == found.summary["totals"]["outcomes"]
+    assert by_outcome == {name: count for name, count in found.summary["totals"]["outcomes"].items() if count}
     assert deliveries.where("conflicting").select("group", "message_position", "attempt").count() == 1
     groups = spark.read.parquet(str(out / "groups")).orderBy("group_id").collect()
     assert [(row["filter"], row.lost, row.ack_latency_ms_p50, row.messages_acked) for row in groups] == [
@@ -279,8 +362,23 @@ def test_run_prints_nothing_but_the_summary(
     assert printed["totals"]["outcomes"]["lost"] == 2 - acked
 
 
-def test_run_without_a_log_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, tmp_path / "out") == 2
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ReadOptionInvalid("x"), 2),
+        (ReportDirInUse("x"), 2),
+        (LogMissing("x"), 3),
+        (LogCorrupt("x"), 4),
+        (RecordCorrupt(1, "x"), 4),
+        (JavaMissing("x"), 5),
+    ],
+)
+def test_the_exit_status_tells_the_reasons_apart(error: ReconcileError | StoreError, status: int) -> None:
+    assert status_of(error) == status
+
+
+def test_run_without_a_log_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, tmp_path / "out") == 3
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "holds no CommitLog" in captured.err
@@ -319,7 +417,8 @@ def random_log(seed: int, deliveries: int) -> LogWriter:
             kind = rng.choice((Kind.POP_ACK, *SETTLING))
             if kind == Kind.POP_INVISIBLE_CHANGED:
                 entries = [(reference, message) for _, reference, message in of_group]
-                changed = log.change(group_id, f"g{group_id}", entries, deadline_ms=log.now_ms + 5_000)
+                flags = rng.choice((0, 0, Flag.RETURNED, Flag.RETURNED | Flag.SUSPENDED))
+                changed = log.change(group_id, f"g{group_id}", entries, deadline_ms=log.now_ms + 5_000, flags=flags)
                 open_ += [(group_id, (changed, index), each[2]) for index, each in enumerate(of_group)]
                 handed += len(of_group)
             else:
@@ -341,6 +440,7 @@ class Model:
 
     def __init__(self, records: Iterator[Record], as_of_ms: int) -> None:
         self.begun: dict[int, tuple[int, int, int, int, int]] = {}
+        self.waiting: set[int] = set()
         self.ended: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for each in records:
             if each.kind in (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED):
@@ -348,11 +448,13 @@ class Model:
             if each.kind in SETTLING:
                 layout = CHANGE_ENTRY if each.kind == Kind.POP_INVISIBLE_CHANGED else REFERENCE
                 for checkpoint, index, *_ in layout.iter_unpack(each.body):
-                    self.ended[checkpoint + index].append((each.store_ms, each.kind))
+                    event = 300 if each.flags & Flag.SUSPENDED else 200 if each.flags & Flag.RETURNED else int(each.kind)
+                    self.ended[checkpoint + index].append((each.store_ms, event))
         self.outcomes: Counter[tuple[int, str]] = Counter()
         self.latencies: dict[int, list[int]] = defaultdict(list)
         self.acked: dict[int, set[int]] = defaultdict(set)
-        self.conflicting = self.duplicates = 0
+        self.conflicting = self.duplicates = self.extensions = 0
+        self.shown: list[int] = []
         for key in self.begun:
             self._judge(key, as_of_ms)
         self.orphans = Counter(
@@ -365,13 +467,16 @@ class Model:
         for index, entry in enumerate(layout.iter_unpack(each.body)):
             message, _, _, attempt, _, _ = entry[skip:]
             self.begun[each.position + index] = (group_id, each.store_ms, deadline_ms, message, attempt)
+            if skip and each.flags & Flag.RETURNED:
+                self.waiting.add(each.position + index)
 
     def _judge(self, key: int, as_of_ms: int) -> None:
         group_id, pop_ms, deadline_ms, message, _ = self.begun[key]
         ends = self.ended.get(key, [])
         acks = sum(kind == Kind.POP_ACK for _, kind in ends)
         self.duplicates += max(acks - 1, 0)
-        self.conflicting += min(acks, 1) + len(ends) - acks > 1
+        is_conflicting = min(acks, 1) + len(ends) - acks > 1
+        self.conflicting += is_conflicting
         if not ends:
             outcome = DeliveryOutcome.IN_FLIGHT if as_of_ms <= deadline_ms + GRACE_MS else DeliveryOutcome.LOST
         else:
@@ -382,10 +487,17 @@ class Model:
                 Kind.POP_DEAD_LETTER: DeliveryOutcome.DEAD_LETTERED,
                 Kind.GROUP_OFFSET_RESET: DeliveryOutcome.VOIDED,
                 Kind.POP_INVISIBLE_CHANGED: DeliveryOutcome.EXTENDED,
-            }[Kind(kind)]
-            if kind == Kind.POP_ACK:
-                self.latencies[group_id].append(at_ms - pop_ms)
-                self.acked[group_id].add(message)
+                200: DeliveryOutcome.NACKED,
+                300: DeliveryOutcome.RETURNED,
+            }[kind]
+        self.extensions += outcome is DeliveryOutcome.EXTENDED
+        is_part = key in self.waiting or outcome is DeliveryOutcome.EXTENDED
+        if is_part and not is_conflicting and outcome is not DeliveryOutcome.LOST:
+            return
+        self.shown.append(key)
+        if outcome in (DeliveryOutcome.ACKED_IN_TIME, DeliveryOutcome.ACKED_LATE):
+            self.latencies[group_id].append(min(ends)[0] - pop_ms)
+            self.acked[group_id].add(message)
         self.outcomes[group_id, outcome.value] += 1
 
 
@@ -395,7 +507,8 @@ def test_a_large_random_log_agrees_with_the_model(spark: SparkSession, tmp_path:
     result = reconcile(spark, tmp_path, grace_ms=GRACE_MS)
     summary, model = result.summary, Model(log.records(), log.now_ms)
     totals = summary["totals"]
-    assert totals["deliveries"] == len(model.begun)
+    assert totals["deliveries"] == len(model.shown)
+    assert totals["extensions"] == model.extensions > 0
     assert all(totals["outcomes"].values()), "the random log must have every outcome"
     assert (totals["conflicting"], totals["duplicate_acks"]) == (model.conflicting, model.duplicates)
     assert (totals["orphan_acks"], totals["orphan_others"]) == (model.orphans[True], model.orphans[False])
@@ -404,8 +517,9 @@ def test_a_large_random_log_agrees_with_the_model(spark: SparkSession, tmp_path:
         assert group["group"] == f"g{group_id}"
         assert group["outcomes"] == {name: model.outcomes[group_id, name] for name in NO_OUTCOMES}
         assert group["messages_acked"] == len(model.acked[group_id])
-        assert group["messages"] == len({begun[3] for begun in model.begun.values() if begun[0] == group_id})
-        attempts = Counter(str(begun[4]) for begun in model.begun.values() if begun[0] == group_id)
+        shown = [begun for key in model.shown if (begun := model.begun[key])[0] == group_id]
+        assert group["messages"] == len({begun[3] for begun in shown})
+        attempts = Counter(str(begun[4]) for begun in shown)
         assert group["attempts"] == dict(attempts)
         latencies = sorted(model.latencies[group_id])
         found = group["ack_latency_ms"]

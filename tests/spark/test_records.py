@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 
-from penstock.spark.records import SETTLING, Records, handed_out, settled
+from penstock.spark.records import CONTINUED, GIVEN_BACK, NACKED, POPPED, SETTLING, WAITING, Records, handed_out, settled
 from penstock.spark.segments import RecordBlock
 from penstock.spark.tables import TABLES
 from penstock.store import record, recordscan
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.errors import RecordCorrupt
-from penstock.store.record import FIXED_BYTES, POP_FIXED, Kind, Record
+from penstock.store.record import FIXED_BYTES, POP_FIXED, Flag, Kind, Record
 from tests.depth import DEPTH
 
 BASE = 7_000_000_000
@@ -43,7 +43,7 @@ BODIES = {
         )
     },
 }
-POP_KINDS = [kind for kind in Kind if FIXED_BYTES[kind] == POP_FIXED.size]
+POP_KINDS = [kind for kind in Kind if FIXED_BYTES[kind] == POP_FIXED.size and kind != Kind.EPOCH_BEGUN]
 
 
 @st.composite
@@ -80,18 +80,27 @@ def test_handed_out_is_every_entry_that_begins_a_delivery(data: bytes) -> None:
     for each in decoded:
         group_id, _, deadline_ms = POP_FIXED.unpack(each.fixed) if each.kind in POP_KINDS else (0, 0, 0)
         if each.kind == Kind.POP_CHECKPOINT:
-            rows = [(entry, False) for entry in CHECKPOINT_ENTRY.iter_unpack(each.body)]
+            rows = [(entry, POPPED) for entry in CHECKPOINT_ENTRY.iter_unpack(each.body)]
         elif each.kind == Kind.POP_INVISIBLE_CHANGED:
-            rows = [(entry[2:], True) for entry in CHANGE_ENTRY.iter_unpack(each.body)]
+            via = WAITING if each.flags & (Flag.RETURNED | Flag.SUSPENDED) else CONTINUED
+            rows = [(entry[2:], via) for entry in CHANGE_ENTRY.iter_unpack(each.body)]
         else:
             continue
-        for index, ((message, offset, size, attempt, source, backoff), changed) in enumerate(rows):
+        for index, ((message, offset, size, attempt, source, backoff), via) in enumerate(rows):
             key = each.position + index
             return_ms = deadline_ms + (2 ** min(backoff, 40) if backoff else 0)
             head = (key, each.position, group_id, each.store_ms, deadline_ms, return_ms)
-            expected.add((*head, message, offset, size, attempt, source, changed))
+            expected.add((*head, message, offset, size, attempt, source, via))
     found = handed_out(records)
     assert set(zip(*(column.tolist() for column in found.values()), strict=True)) == expected
+
+
+def _event_of(each: Record) -> int:
+    if each.kind == Kind.POP_INVISIBLE_CHANGED and each.flags & Flag.SUSPENDED:
+        return GIVEN_BACK
+    if each.kind == Kind.POP_INVISIBLE_CHANGED and each.flags & Flag.RETURNED:
+        return NACKED
+    return each.kind
 
 
 @given(logs)
@@ -103,7 +112,7 @@ def test_settled_is_every_reference_that_ends_a_delivery(data: bytes) -> None:
             layout = CHANGE_ENTRY if each.kind == Kind.POP_INVISIBLE_CHANGED else REFERENCE
             group_id = POP_FIXED.unpack(each.fixed)[0]
             for checkpoint, index, *_ in layout.iter_unpack(each.body):
-                expected.append((checkpoint + index, each.position, each.kind, group_id, each.store_ms))
+                expected.append((checkpoint + index, each.position, each.kind, _event_of(each), group_id, each.store_ms))
     found = settled(records)
     assert sorted(zip(*(column.tolist() for column in found.values()), strict=True)) == sorted(expected)
 
@@ -138,7 +147,8 @@ def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
     rows = TABLES["events"].batch(records, list(TABLES["events"].columns)).to_pylist()
     begun, ended = handed_out(records), settled(records)
     assert [row["key"] for row in rows] == [*begun["key"].tolist(), *ended["key"].tolist()]
-    assert [row["event"] for row in rows] == [Kind.POP_CHECKPOINT] * len(begun["key"]) + ended["kind"].tolist()
+    assert [row["event"] for row in rows] == [Kind.POP_CHECKPOINT] * len(begun["key"]) + ended["event"].tolist()
+    assert [row["via"] for row in rows] == [*begun["via"].tolist(), *[None] * len(ended["key"])]
     assert [row["deadline_ms"] for row in rows] == [*begun["deadline_ms"].tolist(), *[None] * len(ended["key"])]
 
 
@@ -178,7 +188,7 @@ def test_fields_longer_than_the_record_are_corrupt() -> None:
         settled(Records.of(block))
 
 
-def test_a_topic_that_is_not_utf_8_is_corrupt() -> None:
-    records, _ = load(record.encode(Kind.MESSAGE, b"\xff\xfe", store_ms=1))
-    with pytest.raises(RecordCorrupt, match=rf"position {BASE} .*UTF-8"):
-        TABLES["messages"].batch(records, ["topic"])
+def test_bytes_that_are_not_utf_8_are_replaced_and_fail_no_query() -> None:
+    records, _ = load(record.encode(Kind.MESSAGE, b"a/\xff\xfe", store_ms=1) + record.encode(Kind.MESSAGE, b"b", store_ms=1))
+    batch = TABLES["messages"].batch(records, ["topic"])
+    assert batch.column("topic").to_pylist() == ["a/\ufffd\ufffd", "b"]

@@ -40,6 +40,7 @@ def a_summary(lost: int) -> Summary:
         [SpreadRow(1, [10, 20, 30, 4_000], None), SpreadRow(2, None, [-5, 1, 2, 3])],
         [MessagesRow(1, 1_210, 1_205), MessagesRow(2, 7, 0)],
         NAMES,
+        {1: 5},
         as_of_ms=10_000,
     )
     found = totals(groups, orphan_acks=4, orphan_others=0, before_log=2)
@@ -57,7 +58,7 @@ def a_summary(lost: int) -> Summary:
     )
     return Summary(
         report="penstock reconcile",
-        schema_version=1,
+        schema_version=2,
         complete=True,
         ok=is_ok(found),
         data_dir="data",
@@ -82,6 +83,7 @@ def test_a_reconciliation_without_loss_says_so() -> None:
     assert "1: 1,200, 2: 34" in text
     assert "1,205" in text
     assert "Acks without a delivery: 4." in text
+    assert "Extensions of the invisible time: 5." in " ".join(text.split())
     assert "incomplete" in text
 
 
