@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-deep test-clients test-crash test-chaos test-attack fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store bench-timer proto clean
+.PHONY: help setup demo test test-fast test-deep test-clients test-crash test-chaos test-attack fuzz simulate simulate-mutations simulate-cluster cluster cluster-demo soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store bench-timer proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-24s %s\n' "$$name" "$$doc"; done
@@ -67,6 +67,15 @@ simulate: $(READY)  ## Simulate nodes on faulty machines: make simulate SEEDS=0-
 simulate-mutations: $(READY)  ## Prove that the simulation catches deliberate defects
 	$(BIN)/python -m tests.simulation --mutations $(ARGS)
 
+simulate-cluster: $(READY)  ## Simulate the replicas of a cluster: make simulate-cluster SEEDS=0-999999, or ARGS=--mutations
+	$(BIN)/python -m tests.cluster --seeds $(SEEDS) $(ARGS)
+
+cluster: $(READY)  ## Run three nodes and etcd on this machine, to try a cluster out (needs etcd)
+	$(BIN)/python -m tests.clusterdemo --run
+
+cluster-demo: $(READY)  ## Kill the leader of a cluster again and again under a fleet, and look for losses: make cluster-demo ARGS='--kills 20'
+	$(BIN)/python -m tests.clusterdemo $(ARGS)
+
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -103,8 +112,9 @@ bench-timer: $(READY)  ## Measure delayed messages up to ten million, beside a s
 	$(BIN)/python -m bench timer $(ARGS)
 
 # Run from the root, with the path below penstock/: only so do the generated modules import each other by their full names.
-proto: $(READY)  ## Make pop/proto/pop_pb2* again from pop/proto/pop.proto
+proto: $(READY)  ## Make pop/proto/pop_pb2* and cluster/proto/etcd_pb2* again from their .proto files
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. penstock/pop/proto/pop.proto
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. penstock/cluster/proto/etcd.proto
 
 clean:  ## Delete .venv, caches and builds; data stays
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -127,7 +127,7 @@ class Gateway:
         store.ledger.limit(Resource.RETAINED_BYTES, options.retained_bytes_max, "mqtt.retained_bytes_max")
         self.clock = clock
         self._rechecking: asyncio.Task[None] | None = None
-        access.on_change.append(self._recheck)
+        self._access = access
         self.overtime = Overtime(clock.monotonic_s)
         self.sources = Sources(options.limits)
         strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, hold_off_ms=options.limits.hold_off_ms)
@@ -234,6 +234,7 @@ class Gateway:
             OSError: the gateway cannot listen on an address, or cannot load a plugin.
         """
         self.loop = asyncio.get_running_loop()
+        self._access.on_change.append(self._recheck)
         self.store.space.on_relief.append(self._relieved)
         self._plugin_publisher.start(self.loop)
         self.overtime.start(self.loop)

@@ -612,6 +612,12 @@ class GatewayOptions:
     )
 
     @property
+    def all_listeners(self) -> tuple[ListenerOptions, ...]:
+        """The plain listener, unless it is off, and the further ones."""
+        plain = (ListenerOptions(name=PLAIN_NAME, listen=self.listen),) if self.plain == "on" else ()
+        return (*plain, *self.listeners)
+
+    @property
     def logins_held_max(self) -> int:
         """The number of logins that are held at a time: see `AccessOptions.held_max`."""
         connections = min([self.connections_max, *(listener.connections_max for listener in self.listeners)])

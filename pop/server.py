@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -36,6 +37,7 @@ from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.relayed import PLAIN, TLS, RelayedCallers
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
 from penstock.pop.servercertificates import ServerCertificates
 from penstock.store.addresses import resolved
@@ -76,6 +78,7 @@ class PopServer:
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
         inherited: a socket that listens already, which replaces `pop.listen`; see `Front`.
         connections_max: the maximum number of open connections; None for `PopOptions.connections_max`.
+        relay_dir: gets the sockets for callers whose connections other replicas relay; None if there are no replicas.
     """
 
     def __init__(
@@ -90,7 +93,10 @@ class PopServer:
         *,
         inherited: socket.socket | None = None,
         connections_max: int | None = None,
+        relay_dir: Path | None = None,
     ) -> None:
+        self._relay_dir = relay_dir
+        self._relayed: RelayedCallers | None = None
         self._options = options
         self._port = 0
         self._rocketmq = rocketmq
@@ -183,6 +189,8 @@ class PopServer:
         try:
             if options.tls_certificate_file or options.tls_optional:
                 self._certificates = ServerCertificates(options)
+            if self._relay_dir is not None:
+                self._relayed = self._serve_relayed(self._relay_dir)
             if self._front is not None:
                 if self._certificates is not None:
                     self._server.add_secure_port(self._front.inner("tls"), self._certificates.credentials())
@@ -212,6 +220,21 @@ class PopServer:
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
+
+    def _serve_relayed(self, directory: Path) -> RelayedCallers:
+        has_plain = self._certificates is None or self._options.tls_optional
+        relayed = RelayedCallers(directory, has_tls=self._certificates is not None, has_plain=has_plain)
+        if self._certificates is not None:
+            self._server.add_secure_port(relayed.address(TLS), self._certificates.credentials())
+        if has_plain:
+            self._server.add_insecure_port(relayed.address(PLAIN))
+        return relayed
+
+    async def connect(self, host: str, port: int, *, begins_tls: bool) -> socket.socket:
+        """Return a connection for a caller that has connected to another replica: see `RelayedCallers`. Raises OSError."""
+        if self._relayed is None:
+            raise ConnectionRefusedError("the gRPC listener is not open")
+        return await self._relayed.connect(host, port, begins_tls=begins_tls)
 
     def reload(self) -> None:
         """Read the certificates again. If they can't be used, the error is logged, and new connections get the old ones."""
@@ -247,6 +270,8 @@ class PopServer:
         if self._front is not None:
             self._front.accept_no_more()
         await self._server.stop(STOP_GRACE_S)
+        if self._relayed is not None:
+            self._relayed.close()
         if self._front is not None:
             await self._front.stop()
 

@@ -26,8 +26,10 @@ class Block(NamedTuple):
     """Position after the last record."""
 
 
-def read_block(log: CommitLog, position: int, bytes_max: int) -> Block:
+def read_block(log: CommitLog, position: int, bytes_max: int, until: int | None = None) -> Block:
     """Return adjacent records from `position` on, for callers that read many: about `bytes_max` bytes, at least one record.
+
+    It ends at `until`, where a record must begin, as if nothing were written after it.
 
     All are in one segment. The block is empty at `written`, and where no record begins at `position`. Nothing is verified.
 
@@ -36,7 +38,7 @@ def read_block(log: CommitLog, position: int, bytes_max: int) -> Block:
     """
     segment = log.segment_at(position)
     start = position - segment.base
-    stop = min(log.written - segment.base, segment.capacity)
+    stop = min((log.written if until is None else until) - segment.base, segment.capacity)
     data, offsets, length = read_records(segment.read_prefix, start, stop, bytes_max)
     if not offsets and start + len(data) < stop:
         segment.read(start, min(max(bytes_max, HEADER_BYTES), stop - start))  # raises where the disk has ended the record

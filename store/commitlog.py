@@ -97,6 +97,8 @@ class CommitLog:
         """It leaves room for the header of a copy, so that every record can be carried forward."""
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a new segment begins at `end`, before it has any record."""
+        self.on_write: Callable[[int, bytes], None] | None = None
+        """Called with position and bytes of what was just written, which are whole records of one segment."""
         self.written = 0
         """Position up to which records are in their files and can be read."""
         self.end = 0
@@ -262,7 +264,10 @@ class CommitLog:
         except OSError as error:
             self._failure = error
             raise
+        position = self.written
         self.written += len(data)
+        if self.on_write is not None:
+            self.on_write(position, data)
         return len(data)
 
     def has_room(self) -> bool:
@@ -321,7 +326,7 @@ class CommitLog:
         the open segment goes on, and a power cut that brought the file back would take its later records for damage."""
         path = self._chain.path(base)
         try:
-            segment = Segment(self._files, path, self.segment_bytes, writable=True)
+            segment = Segment(self._files, path, max(self.segment_bytes, size), writable=True)
             return segment, self._allocate(segment, base, base + size)
         except (OSError, DiskFull) as error:
             if unlink_if_there(self._files, path):
@@ -355,6 +360,52 @@ class CommitLog:
         except OSError as error:
             self._failure = error
             raise
+
+    # --- replicas ---------------------------------------------------------------------------------------------------
+
+    def put(self, position: int, data: bytes) -> None:
+        """Write whole records that another replica of the log has stored at `position`, which must be where this one ends.
+
+        They are not verified. A segment begins with them where the open one has no room; `roll` begins one anywhere.
+
+        Raises:
+            DiskFull: the disk has no room. Nothing was written, and the log can still be used.
+            OSError: the disk failed.
+        """
+        assert position == self.end == self.written, (position, self.end, self.written)
+        if position + len(data) > self._limit:
+            self._make_room(len(data))
+        self._parts.append(data)
+        self.end += len(data)
+        self.write()
+
+    def cut_to(self, position: int) -> None:
+        """Cut off everything from `position` on, where a record begins. Everything that is left is durable afterwards.
+
+        If the process is killed meanwhile, the log has anything between all of what it had and what is left.
+
+        Raises:
+            PositionUnknown: the log begins after `position`.
+            DiskFull: the sync mark can't be written. Nothing was cut.
+            OSError: the disk failed.
+        """
+        assert self.end == self.written, "the records of a turn must be written"
+        if self._failure is not None:
+            raise self._failure
+        if position >= self.end:
+            return
+        if position < self.start:
+            raise PositionUnknown(f"the log begins at position {self.start}, so it can't be cut at {position}")
+        if not self._mark.write(min(self._mark.position, position)):  # or a start would miss records that were durable
+            raise DiskFull(f"the file {self._mark.path} can't be written, so nothing is cut; free space or descriptors")
+        if self._open.base > position:
+            # The open segment is not closed here, because a sync on another thread may be using it.
+            base = self._chain.drop_after(position)
+            path = self._chain.path(base)
+            self._open = Segment(self._files, path, max(self.segment_bytes, self._files.size(path)), writable=True)
+        self._open.clear_from(position - self._open.base)
+        self.written = self.end = self._limit = position
+        self.sync()
 
     # --- dropping ---------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,10 @@ class DataDirIncomplete(StoreError):
     """Raised when a data directory lacks files, because it is being restored from a backup."""
 
 
+class IndexAhead(StoreError):
+    """Raised when the log was cut before the position up to which the index covers it."""
+
+
 class IndexDamaged(StoreError):
     """Raised when RocksDB can't read the index. Nothing is lost, because the next start rebuilds the index from the log."""
 

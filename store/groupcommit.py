@@ -1,5 +1,8 @@
 """Group commit: one fdatasync at a time, outside of the event loop, for everything that was written before it was requested.
 
+A record is *committed* when a caller may be told that nothing can lose it. Without replication that is when it is durable here.
+On a replicated node the leader says up to where it is (`commit_to`): what is durable on every replica of the in-sync set.
+
 Callers that must wait for durability register a callback. The callbacks that wait for one write of the log form a group
 with one position, so waiting costs an append to a list. While a sync runs, the next groups form. Callbacks run on the event
 loop, in the order of registration.
@@ -33,6 +36,8 @@ class GroupCommit:
             written data, and a second sync would report success for data that is gone.
         sync: creates the object that calls fdatasync.
         now_s: returns monotonic seconds.
+        on_durable: called on the loop when more is durable here. Without it, what is durable is committed; with it, somebody
+            else calls `commit_to`.
 
     Raises:
         OSError: the process that syncs can't be started.
@@ -45,8 +50,10 @@ class GroupCommit:
         on_failure: Callable[[OSError], None],
         sync: MakeSync,
         now_s: Callable[[], float] = time.monotonic,
+        on_durable: Callable[[], None] | None = None,
     ) -> None:
         self._log = log
+        self._on_durable = on_durable
         self._loop = loop
         self._on_failure = on_failure
         self._unwritten: list[Callable[[], None]] = []
@@ -63,15 +70,25 @@ class GroupCommit:
         self._sync = sync(log, loop, self._ended)
         self.durable = log.written
         """Everything before this position is on disk."""
+        self.committed = log.written if on_durable is None else 0
+        """Everything before this position is committed."""
         self.syncs = 0
         self.sync_times = Histogram(DURATION_BOUNDS_S)
         """How long each sync took, from its request, or else from the end of the one before."""
         self.commit_times = Histogram(DURATION_BOUNDS_S)
-        """How long each write for which somebody waited took until it was durable and its callbacks ran."""
+        """How long each write for which somebody waited took until it was committed and its callbacks ran."""
 
     def wait(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once all records appended so far are durable. The caller calls `advance` when they are written."""
+        """Call `callback` once all records appended so far are committed. The caller calls `advance` when they are written."""
         self._unwritten.append(callback)
+
+    def cut_to(self, position: int) -> None:
+        """Take that the log was cut at `position`. What is left is durable, and syncs under way say nothing of the rest."""
+        self.durable = position
+        for number, (target, asked_s) in enumerate(self._targets):
+            self._targets[number] = (min(target, position), asked_s)
+        for number, (written, callbacks, asked_s) in enumerate(self._groups):
+            self._groups[number] = (min(written, position), callbacks, asked_s)
 
     def request(self) -> None:
         """Request a sync if a callback waits for one. Called after each write of the log. It runs no callbacks."""
@@ -88,7 +105,13 @@ class GroupCommit:
     def advance(self) -> None:
         """Do what `request` does, and run the callbacks that need not wait for a sync."""
         self.request()
-        if self._groups and self._groups[0][0] <= self.durable:
+        if self._groups and self._groups[0][0] <= self.committed:
+            self._release()
+
+    def commit_to(self, position: int) -> None:
+        """Take that everything before `position` is committed, and run the callbacks that wait for that."""
+        if position > self.committed:
+            self.committed = position
             self._release()
 
     def collect(self) -> None:
@@ -108,27 +131,35 @@ class GroupCommit:
             self.durable = max(self.durable, self._targets.popleft()[0])
         self.request()  # the disk syncs while the callbacks run
         try:
-            self._release()
+            self._durable_grew()
         finally:
             self.advance()
 
+    def _durable_grew(self) -> None:
+        if self._on_durable is None:
+            self.committed = self.durable
+            self._release()
+        else:
+            self._on_durable()
+
     def _release(self) -> None:
-        groups, durable = self._groups, self.durable
-        if self._releasing:  # called by a callback that waits for a position which is durable already
+        groups = self._groups
+        if self._releasing:  # called by a callback that waits for a position which is committed already
             return
         self._releasing = True
+        committed = self.committed
         try:
-            while groups and groups[0][0] <= durable:
+            while groups and groups[0][0] <= committed:
                 for callback in groups[0][1]:
                     callback()
                 self.commit_times.add(self._now_s() - groups.popleft()[2])
         finally:
             self._releasing = False
-            if groups and groups[0][0] <= durable:  # a callback has raised, and the others must still run
+            if groups and groups[0][0] <= self.committed:  # a callback has raised, and the others must still run
                 self._loop.call_soon(self._release)
 
     def finish(self) -> None:
-        """Sync at once on the loop's thread, and run all callbacks: for an orderly shutdown.
+        """Sync at once on the loop's thread, and run the callbacks of all that is committed then: for an orderly shutdown.
 
         Raises:
             OSError: this sync or an earlier one has failed. No callback runs then.
@@ -138,7 +169,7 @@ class GroupCommit:
             raise self._sync.failure
         self._log.sync()
         self.durable = self._log.written
-        self._release()
+        self._durable_grew()
 
     def stop(self) -> None:
         """Stop after the requested syncs have ended. Runs no callbacks."""

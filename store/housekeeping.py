@@ -38,6 +38,7 @@ class Housekeeping:
         log, index, space, group, retention, timekeeping: of the store.
         flushed_at: position up to which the index is on disk.
         is_running: tells whether the store is open and nothing has failed. Only then does retention work.
+        is_leading: tells whether the store appends records by itself. One that follows a leader drops and steps nothing.
         fail: called with an error that must end the node.
     """
 
@@ -56,6 +57,7 @@ class Housekeeping:
         timekeeping: Timekeeping,
         flushed_at: int,
         is_running: Callable[[], bool],
+        is_leading: Callable[[], bool],
         fail: Callable[[OSError | IndexDamaged], None],
     ) -> None:
         self._loop = loop
@@ -69,19 +71,20 @@ class Housekeeping:
         self._timekeeping = timekeeping
         self._flushed_at = flushed_at
         self._is_running = is_running
+        self._is_leading = is_leading
         self._fail = fail
         self._next_flush_s = loop.time() + options.index_flush_ms / 1000
         self._flushing: asyncio.Future[None] | None = None
         self._marking: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._scheduled: asyncio.TimerHandle | None = None
-        self._retention_job = SlicedJob(loop, clock, self._retain)
+        self._retention_job = SlicedJob(loop, clock, self._retain, is_urgent=lambda: retention.is_behind)
 
     def turn(self) -> None:
         """Do what is due, and schedule the next turn."""
         is_first = self._scheduled is None
         self._scheduled = self._loop.call_later(INTERVAL_S, self.turn)
-        if self._is_running():
+        if self._is_running() and self._is_leading():
             self._timekeeping.check()
         self.measure_disk()
         self._mark()
@@ -181,7 +184,10 @@ class Housekeeping:
             return
         try:
             with suppress(DiskFull):  # no room for a new segment: the space knows, and the open segment stays open
-                self._retention.begin_due()
+                if self._is_leading():
+                    self._retention.begin_due()
+                else:
+                    self._retention.begin_following()
         except (OSError, IndexDamaged) as error:
             self._fail(error)
             return

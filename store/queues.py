@@ -18,7 +18,7 @@ import structlog
 
 from penstock.store import topics
 from penstock.store.accounts import NODE_ACCOUNT, Resource
-from penstock.store.backfill import Backfill
+from penstock.store.backfill import Backfill, LogStretches
 from penstock.store.catalogue import Catalogue
 from penstock.store.causer import NODE, Causer
 from penstock.store.commitlog import CommitLog
@@ -74,7 +74,9 @@ class Queues:
         self._transient = TransientQueues(index)
         self.router = Router(self, options)
         """The routes to these queues."""
+        self._stretches = LogStretches(log)
         self._backfills: dict[int, Backfill] = {}
+        """By queue id. That whose turn is next comes first."""
         self._causers: dict[int, Causer] = {}
         """Who is charged for each transient queue, by id."""
         self._attached: dict[int, set[str]] = {}
@@ -387,6 +389,7 @@ class Queues:
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
         backfill = self._backfills.get(queue_id)
         if backfill is not None:
+            backfill.is_noted = True
             backfill.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
 
     def open_rows(self) -> Iterator[tuple[int, bytes]]:
@@ -432,7 +435,7 @@ class Queues:
             self._backfill_from(queue, position)
 
     def _backfill_from(self, queue: LightQueue, position: int) -> None:
-        self._backfills[queue.id] = Backfill(self._log, queue, position)
+        self._backfills[queue.id] = Backfill(self._stretches, queue, position)
         self.on_backfill()
 
     def backfills_from_before(self, position: int) -> bool:
@@ -447,30 +450,61 @@ class Queues:
 
     # --- backfilling ------------------------------------------------------------------------------------------------
 
-    def backfill(self) -> bool:
-        """Do one slice of each backfill. Return whether any backfill is left.
+    def backfill(self, is_over: Callable[[], bool] = lambda: False, applied: int | None = None) -> bool:
+        """Do one slice of each backfill, as far as there is time. Return whether any backfill is left.
 
-        The caller must have committed everything, because a queue whose backfill has read the whole log goes live here.
+        Backfills that have come equally far are done together, because that costs little more than one of them. The caller
+        must have committed everything, because a queue whose backfill has read the whole log goes live here.
+
+        Args:
+            is_over: returns whether the time is over. It is asked after each slice. Those backfills that got none come first
+                the next time.
+            applied: for a store that follows a leader, up to where the records were applied. Backfills go on up to there. A
+                queue goes live when it has come there after the leader's record QUEUE_BACKFILLED. Those that wait for that
+                record are not counted as left.
         """
-        end = self._log.written
-        assert self._log.end == end, "commit first"
-        for queue_id, backfill in list(self._backfills.items()):
-            try:
-                for position, size, aux in backfill.slice():
-                    self.append_to(backfill.queue, position, size, aux)
-            finally:
-                self._changed(backfill.queue)  # its entries and how far it has come are saved together, whatever fails
-            gap = backfill.take_gap()
-            if gap is not None:
-                self.on_gap(backfill.queue, *gap)
-            if backfill.position == end:
-                # Also the second time: a snapshot may have been taken meanwhile, and what was before it may go.
-                row = orjson.dumps({"next_offset": backfill.queue.next_offset})
-                self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), backfill.queue.filter.encode(), b"", row)
-                del self._backfills[queue_id]
-                self.router.add(backfill.queue)
-                self._changed(backfill.queue)
-        return bool(self._backfills)
+        end = self._log.written if applied is None else applied
+        assert self._log.end == end or applied is not None, "commit first"
+        waiting = {queue_id: each for queue_id, each in self._backfills.items() if applied is None or each.may_go_on(end)}
+        try:
+            while waiting:
+                position = next(iter(waiting.values())).position
+                together = {queue_id: backfill for queue_id, backfill in waiting.items() if backfill.position == position}
+                stop = min(max(backfill.reach(len(together)) for backfill in together.values()), end)
+                for queue_id, backfill in together.items():
+                    del waiting[queue_id]
+                    self._do_slice(backfill, stop, end, is_following=applied is not None)
+                    if queue_id in self._backfills:
+                        self._backfills[queue_id] = self._backfills.pop(queue_id)  # comes last the next time
+                if is_over():
+                    break
+        finally:
+            self._stretches.forget()
+        return any(applied is None or each.may_go_on(end) for each in self._backfills.values())
+
+    def _do_slice(self, backfill: Backfill, stop: int, end: int, *, is_following: bool) -> None:
+        queue = backfill.queue
+        try:
+            for position, size, aux in backfill.slice(stop):
+                self.append_to(queue, position, size, aux)
+        finally:
+            self._changed(queue)  # its entries and how far it has come are saved together, whatever fails
+        gap = backfill.take_gap()
+        if gap is not None:
+            self.on_gap(queue, *gap)
+        if backfill.position == end and (backfill.is_noted or not is_following):
+            if is_following:
+                self._go_live(queue)
+                return
+            # Also the second time: a snapshot may have been taken meanwhile, and what was before it may go.
+            row = orjson.dumps({"next_offset": queue.next_offset})
+            self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue.id), queue.filter.encode(), b"", row)
+            self._go_live(queue)
+
+    def _go_live(self, queue: LightQueue) -> None:
+        del self._backfills[queue.id]
+        self.router.add(queue)
+        self._changed(queue)
 
     # --- the index --------------------------------------------------------------------------------------------------
 

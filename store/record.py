@@ -106,6 +106,8 @@ class Kind(IntEnum):
     SCHEDULE_MOVED = 33
     """A schedule is paused, resumed, or passes over occurrences. The messages of a schedule move it too (`Flag.SCHEDULED`)."""
     SCHEDULE_DELETED = 34
+    EPOCH_BEGUN = 35
+    """A leader of a replicated log begins its epoch: see `store.epochs`. It is the first record that this leader writes."""
 
 
 class Flag(IntEnum):
@@ -180,6 +182,9 @@ STEP_FIXED = struct.Struct("<qQq")
 """Fixed fields of CLOCK_STEPPED: when the window before the step began, in ms since 1970; the end of the log at that time; and
 the step in ms."""
 
+EPOCH_FIXED = struct.Struct("<QQ")
+"""Fixed fields of EPOCH_BEGUN: number of the epoch, and id of the replica that leads it."""
+
 POP_FIXED = struct.Struct("<IIq")
 POP_FIXED_DTYPE = np.dtype([("group_id", "<u4"), ("epoch", "<u4"), ("deadline_ms", "<i8")])
 """Fixed fields of every POP and GROUP record. `deadline_ms` is when the invisible time of a checkpoint (or a change) ends, and
@@ -204,6 +209,7 @@ for _kind in (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_BACKFILLED):
     FIXED_BYTES[_kind] = QUEUE_FIXED.size
 FIXED_BYTES[Kind.COPIED] = COPY_FIXED.size
 FIXED_BYTES[Kind.CLOCK_STEPPED] = STEP_FIXED.size
+FIXED_BYTES[Kind.EPOCH_BEGUN] = EPOCH_FIXED.size
 for _kind in _POP_KINDS:
     FIXED_BYTES[_kind] = POP_FIXED.size
 

@@ -176,10 +176,11 @@ def _unknown_beginning(data_dir: Path, log: CommitLog, why: str) -> LogCorrupt:
 
 
 class Replay:
-    """Applies the records of the log that the index does not cover yet.
+    """Applies the records of the log that the index does not cover yet, block by block.
 
     Parameters:
         log: what is replayed.
+        position: up to where the index covers it.
         queues: get the entries of messages.
         router: finds those queues.
         last_ms: when the last record that the index covers was stored, in ms since 1970.
@@ -191,6 +192,7 @@ class Replay:
     def __init__(
         self,
         log: CommitLog,
+        position: int,
         queues: Queues,
         router: Router,
         last_ms: int,
@@ -199,22 +201,25 @@ class Replay:
         save: Callable[[int, int], None],
     ) -> None:
         self._log = log
+        self.position = position
+        """All records before this position have been applied."""
+        self.replayed = 0
+        """How many this object has applied."""
         self._queues = queues
         self._router = router
         self._last_ms = last_ms
         self._apply = apply
         self._save = save
 
-    def run(self, position: int) -> int:
-        """Apply the records from `position` to the end of the log. Return how many.
+    def step(self, until: int, bytes_max: int = REPLAY_BYTES) -> None:
+        """Apply records up to `until`, where one begins: those of one segment, about `bytes_max` bytes, at least one record.
 
         Raises:
             LogCorrupt: a record is damaged, or the disk can't read it.
         """
-        replayed = 0
-        while position < self._log.written:
+        if self.position < until:
             try:
-                block = read_block(self._log, position, REPLAY_BYTES)
+                block = read_block(self._log, self.position, bytes_max, until)
                 self._replay_block(block)
             except RecordUnreadable as error:
                 raise LogCorrupt(f"the node does not start: {error}") from error
@@ -223,11 +228,9 @@ class Replay:
                 raise LogCorrupt(
                     f"the node does not start: {named}; restore the file from a backup, or run `penstock repair`"
                 ) from error
-            replayed += len(block.offsets)
-            position = block.end
-            self._save(position, self._last_ms)
-        self._save(position, self._last_ms)
-        return replayed
+            self.replayed += len(block.offsets)
+            self.position = block.end
+        self._save(self.position, self._last_ms)
 
     def _replay_block(self, block: Block) -> None:
         # Plain messages are most of a log, so their headers are read in place.

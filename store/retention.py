@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,12 +73,17 @@ class RecordStore(Protocol):
         ...
 
     @property
-    def durable_position(self) -> int:
-        """Everything before this position is on disk."""
+    def committed_position(self) -> int:
+        """Everything before this position is committed: nothing can lose it."""
         ...
 
-    def is_durable(self, position: int) -> bool:
-        """Return whether everything before `position` is on disk, and see to it that it will be."""
+    @property
+    def applied(self) -> int:
+        """Everything before this position is in the index."""
+        ...
+
+    def is_committed(self, position: int) -> bool:
+        """Return whether everything before `position` is committed, and see to it that it will be."""
         ...
 
 
@@ -124,6 +129,12 @@ class Retention:
         self._jobs: deque[Steps] = deque()
         self._snapshotting = Snapshotting(data_dir, log, index, files=files, executor=executor)
         self._trimming = Trimming(index, queues, copies, lambda: log.start)
+        self._expiring_before: int | None = None
+        """Position before which the expiry among the jobs drops everything; None if there is none."""
+        self._leader_start = 0
+        """Where the leader's log begins, of a store that follows one."""
+        self._needed = 0
+        """What must be applied before this log may begin there too: the leader's copies are before this position."""
         self._retry_s = 0.0
         self.expires_before = log.start
         """Records before this position are expired, unless there is a copy of them."""
@@ -134,10 +145,12 @@ class Retention:
         self.dropped_bytes = 0
         self.blocked = False
         """True while `copied_bytes_max` keeps segments from being dropped."""
-        self.is_held = False
-        """Set while segments and snapshots must stay, because somebody copies them. Its owner clears it."""
+        self.is_replicated = False
+        """Whether snapshots are taken also where nothing expires: a replica whose log is cut rebuilds its index from one."""
+        self.holds: set[str] = set()
+        """Who copies segments or snapshots, which must stay meanwhile. Each takes its own name out again."""
         self.is_held_back = False
-        """Whether segments should have been dropped while `is_held` was set."""
+        """Whether segments should have been dropped while somebody held them."""
 
     @property
     def enabled(self) -> bool:
@@ -145,9 +158,20 @@ class Retention:
         return bool(self._options.retention_ms or self._options.retention_bytes)
 
     @property
+    def is_held(self) -> bool:
+        """Whether segments and snapshots must stay, because somebody copies them."""
+        return bool(self.holds)
+
+    @property
     def busy(self) -> bool:
         """Whether `step` has work to do."""
         return bool(self._jobs)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the expiry under way takes so long that two more segments must go after those that it drops."""
+        expiring = self._expiring_before
+        return expiring is not None and sum(expiring < position for position in self._due()) > 1
 
     def set_snapshots_aside(self, after: int) -> None:
         """Set the snapshots after a position aside, as `Snapshotting.set_aside` does."""
@@ -170,7 +194,7 @@ class Retention:
 
         `store_ms` is when the last record before it was stored.
         """
-        steps = self._snapshotting.begin(position, store_ms) if self.enabled else None
+        steps = self._snapshotting.begin(position, store_ms) if self.enabled or self.is_replicated else None
         if steps is not None:
             self._jobs.append(steps)
 
@@ -180,8 +204,8 @@ class Retention:
         Raises:
             DiskFull: there is no room for a new segment.
         """
-        if not self.enabled or self._jobs:
-            return
+        if not self.enabled or self._expiring_before is not None:
+            return  # a snapshot under way is no reason: a busy log always has one
         log, options = self._log, self._options
         base, end = log.segments()[-1]
         age_ms = self._age_ms(log.stored_ms(base)) if end > base else 0
@@ -190,7 +214,26 @@ class Retention:
         boundary = self._boundary()
         self.is_held_back = self.is_held and boundary is not None
         if boundary is not None and not self.is_held and self._clock.monotonic_s() >= self._retry_s:
+            self._expiring_before = boundary
             self._jobs.append(self._expire(boundary))
+
+    def follow(self, start: int, needed: int) -> None:
+        """Take where the leader's log begins, and up to where this one must be applied before it may begin there too."""
+        if start > self._leader_start:
+            self._leader_start, self._needed = start, needed
+
+    def begin_following(self) -> None:
+        """Begin to drop what the leader has dropped. The caller calls it about once a second where a leader writes the log.
+
+        A follower drops up to the last of its own snapshots, which it needs no less than a leader does.
+        """
+        if self._expiring_before is not None or self._store.applied < self._needed or self.is_held:
+            return
+        start, until = self._log.start, self._leader_start
+        boundary = max((each for each in self._snapshotting.complete if start < each <= until), default=None)
+        if boundary is not None:
+            self._expiring_before = boundary
+            self._jobs.append(self._expire(boundary, is_following=True))
 
     def step(self, until_s: float) -> bool:
         """Work until the clock's monotonic time is `until_s`; return whether more work is left."""
@@ -219,42 +262,48 @@ class Retention:
 
     def _boundary(self) -> int | None:
         """Return the position before which everything must go; None when nothing must."""
+        return max(self._due(), default=None)
+
+    def _due(self) -> Iterator[int]:
+        """Yield the positions, in order, before which everything must go."""
         log, options = self._log, self._options
         may_be_old = options.retention_ms and self._timekeeping.is_confirmed
-        boundary = None
+        before = log.start
         for position, stored_ms in self._snapshotting.complete.items():
             if position <= log.start:
                 continue
             is_old = may_be_old and self._age_ms(stored_ms) >= options.retention_ms
-            before = boundary or log.start
             is_large = options.retention_bytes and log.written - before > options.retention_bytes
             if not (is_old or is_large):
                 break
-            boundary = position
-        return boundary
+            yield position
+            before = position
 
     def _age_ms(self, stored_ms: int) -> int:
         """Return the age of a record that was stored at `stored_ms`. A step of the clock does not count for records that were
         stored while the jump was unconfirmed."""
         return self._store.now_for(stored_ms) - stored_ms
 
-    def _expire(self, boundary: int) -> Steps:
-        """Carry forward the records before `boundary` that somebody needs, then delete that part of the log."""
-        store, log = self._store, self._log
+    def _expire(self, boundary: int, *, is_following: bool = False) -> Steps:
+        """Carry forward the records before `boundary` that somebody needs, then delete that part of the log.
+
+        On a follower the leader has carried them forward already, and ends what it uses no more.
+        """
+        try:
+            yield from self._drop(boundary, is_following)
+        finally:
+            self._expiring_before = None
+
+    def _drop(self, boundary: int, is_following: bool) -> Steps:
+        log = self._log
         yield from self._snapshotting.verify(boundary)
         if boundary not in self._snapshotting.complete:
             return  # begins again with a snapshot before or after it
         self.expires_before = boundary
         while self._queues.backfills_from_before(boundary):
             yield True
-        for part in self._parts:
-            for origin, size in part.live(boundary):
-                if not self._carry(origin, size, boundary):
-                    return
-                if log.end - store.durable_position > UNSYNCED_BYTES_MAX:
-                    yield from self._sync(log.end)
-                yield False
-        yield from self._sync(log.end)
+        if not is_following and not (yield from self._carry_all(boundary)):
+            return
         if self.is_held:
             return  # begins again when the hold has ended, and finds the copies made
         freed = boundary - log.start
@@ -264,7 +313,21 @@ class Retention:
         self.blocked = False
         logger.info("log.expired", before=boundary, freed_bytes=freed, pinned_bytes=self._copies.pinned_bytes)
         yield from self.forget_dropped()
-        yield from end_unused_roots(self._queues)
+        if not is_following:
+            yield from end_unused_roots(self._queues)
+
+    def _carry_all(self, boundary: int) -> Generator[bool | None, None, bool]:
+        """Carry forward the records before `boundary` that somebody needs. Return whether all of them are committed."""
+        store, log = self._store, self._log
+        for part in self._parts:
+            for origin, size in part.live(boundary):
+                if not self._carry(origin, size, boundary):
+                    return False
+                if log.end - store.committed_position > UNSYNCED_BYTES_MAX:
+                    yield from self._sync(log.end)
+                yield False
+        yield from self._sync(log.end)
+        return True
 
     def forget_dropped(self) -> Steps:
         """Delete what refers to records that were dropped and have no copy. After a kill, the next expiry does what is left."""
@@ -330,8 +393,8 @@ class Retention:
         self.copied_bytes += size
 
     def _sync(self, position: int) -> Steps:
-        """Wait until everything before `position` is durable."""
-        if position > self._store.durable_position:
+        """Wait until everything before `position` is committed."""
+        if position > self._store.committed_position:
             self._store.commit()
-            while not self._store.is_durable(position):
+            while not self._store.is_committed(position):
                 yield True

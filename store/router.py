@@ -115,6 +115,11 @@ class Router:
             self._queues.declare_root(level, causer)
         return self._resolve(topic, name)
 
+    def known(self, topic: bytes) -> Route | None:
+        """Return the route of a topic if it is in the cache and still valid."""
+        route = self.cached.get(topic)
+        return route if route is not None and route.version == route.root.version else None
+
     def route_stored(self, topic: bytes, account: int = NODE_ACCOUNT) -> Route:
         """Return the route of a topic that is in the log. Limits that were lowered since then don't apply to it.
 

@@ -104,16 +104,23 @@ class Routing(NamedTuple):
                 return 0
             dispatch_run(route_of(self.topics[0].encode()).queues, self.entries.tobytes())
             return len(self.entries)
-        order = np.argsort(self.topic, kind="stable")
-        stops = np.cumsum(np.bincount(self.topic, minlength=len(self.topics)))
+        # Most topics lead to the same queues, so the messages are sorted by sets of queues and not by topics.
+        classes: dict[tuple[LightQueue, ...], int] = {(): 0}
+        class_of = np.zeros(len(self.topics), dtype=np.intp)
+        of_topics = np.bincount(self.topic, minlength=len(self.topics)).tolist()
+        routed = 0
+        for number, (name, count) in enumerate(zip(self.topics, of_topics, strict=True)):
+            if name and count:
+                class_of[number] = classes.setdefault(route_of(name.encode()).queues, len(classes))
+                routed += count
+        of_messages = class_of[self.topic]
+        order = np.argsort(of_messages, kind="stable")
+        stops = np.cumsum(np.bincount(of_messages, minlength=len(classes))).tolist()
         parts: dict[LightQueue, list[Column]] = {}
-        start, routed = 0, 0
-        for name, stop in zip(self.topics, stops.tolist(), strict=True):
-            if name and stop > start:
-                of_topic = order[start:stop]
-                routed += len(of_topic)
-                for queue in route_of(name.encode()).queues:
-                    parts.setdefault(queue, []).append(of_topic)
+        start = 0
+        for queues, stop in zip(classes, stops, strict=True):
+            for queue in queues if stop > start else ():
+                parts.setdefault(queue, []).append(order[start:stop])
             start = stop
         for queue, found in parts.items():
             places = found[0] if len(found) == 1 else np.sort(np.concatenate(found))

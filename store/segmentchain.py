@@ -145,6 +145,17 @@ class SegmentChain:
         self._files.sync_directory(self._directory)
         return dropped
 
+    def drop_after(self, position: int) -> int:
+        """Delete the segments that begin after `position`, the last one first; return where the one before them begins.
+
+        That segment is the open one from now on. Raises OSError.
+        """
+        while self.bases[-1] > position:
+            self._files.unlink(self.path(self.bases.pop()))
+            self._opened.pop(self.bases[-1], None)
+        self._files.sync_directory(self._directory)
+        return self.bases[-1]
+
     def close(self) -> None:
         """Close the files of the sealed segments."""
         for segment in self._opened.values():

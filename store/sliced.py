@@ -33,17 +33,26 @@ class SlicedJob:
         work: does one slice of the work and returns whether more is left. Its argument is the time, in seconds of
             `clock.monotonic_s()`, at which it must return.
         pause_s: seconds between two slices. 0 means the next turn of the loop.
+        is_urgent: returns whether the job falls behind. While it does, there is no pause, so that those who make the work get
+            less of the loop.
     """
 
-    __slots__ = ("_clock", "_is_stopped", "_loop", "_pause_s", "_scheduled", "_work")
+    __slots__ = ("_clock", "_is_stopped", "_is_urgent", "_loop", "_pause_s", "_scheduled", "_work")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, work: Callable[[float], bool], *, pause_s: float = PAUSE_S
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        work: Callable[[float], bool],
+        *,
+        pause_s: float = PAUSE_S,
+        is_urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._work = work
         self._pause_s = pause_s
+        self._is_urgent = is_urgent
         self._scheduled: asyncio.Handle | None = None
         self._is_stopped = False
 
@@ -69,7 +78,7 @@ class SlicedJob:
 
     def _run_slice(self) -> None:
         self._scheduled = None
-        pause_s = self._pause_s
+        pause_s = 0.0 if self._is_urgent() else self._pause_s
         try:
             has_more = self._work(self._clock.monotonic_s() + SLICE_S)
         except DiskFull:  # the store logs that the disk is full

@@ -25,7 +25,7 @@ from penstock.store.clock import SteerableClock
 from penstock.store.clocksteps import ClockSteps
 from penstock.store.commitlog import CommitLog
 from penstock.store.copies import Copies
-from penstock.store.errors import DiskFull, IndexDamaged, PositionUnknown
+from penstock.store.errors import DiskFull, IndexAhead, IndexDamaged, PositionUnknown
 from penstock.store.files import PASSING, SYSTEM_FILES, Files
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
@@ -33,6 +33,7 @@ from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
 from penstock.store.index import Covered, Index
 from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
+from penstock.store.logepochs import LogEpochs
 from penstock.store.options import ClockOptions, StoreOptions
 from penstock.store.part import Apply, Part
 from penstock.store.queues import Queues
@@ -64,6 +65,9 @@ from penstock.store.syncing import SYNCS, MakeSync
 from penstock.store.timekeeping import Timekeeping
 
 logger = structlog.get_logger("store")
+
+FOLLOW_BYTES = 256 * 1024
+"""Bytes of log that a follower applies at a time. That takes the loop a few ms."""
 
 _MESSAGE = int(Kind.MESSAGE)
 
@@ -105,6 +109,7 @@ class Store:
         "_on_failure",
         "_opened_s",
         "_recovered_until",
+        "_replay",
         "_turn_ms",
         "_unannounced",
         "ballasts",
@@ -112,6 +117,7 @@ class Store:
         "clock",
         "copies",
         "data_dir",
+        "epochs",
         "fresh_from",
         "index",
         "is_index_damaged",
@@ -196,6 +202,8 @@ class Store:
         self.add_part(self.copies)
         self.steps = ClockSteps()
         self.add_part(self.steps)
+        self.epochs = LogEpochs()
+        self.add_part(self.epochs)
         covered = self._agreement.covered
         self._last_ms = covered.store_ms if covered else 0
         self._turn_ms = 0
@@ -219,7 +227,9 @@ class Store:
         """Called before the records of a turn are written. It may append more, which are written with them. It must not
         raise."""
         self.replaying = True
-        """True until `recover` has ended. Until then parts start no timers and wake no consumers."""
+        """True until `catch_up` has ended. Until then parts start no timers and wake no consumers."""
+        self._replay: Replay | None = None
+        """Applies what the index does not cover; None before `load` and after `catch_up`."""
         self.messages_stored = 0
 
     def add_part(self, part: Part) -> None:
@@ -236,22 +246,58 @@ class Store:
         When it raises, the files are closed.
 
         Raises:
-            RecordCorrupt: a record before the tail is damaged.
+            LogCorrupt: a record before the tail is damaged.
+            IndexDamaged: the index can't be read. A new store on this directory rebuilds it.
+        """
+        self.load()
+        return self.catch_up()
+
+    def load(self) -> None:
+        """Read the state that the index has. Call it once, after `add_part`. A replica that follows a leader calls it alone.
+
+        When it raises, the files are closed. Raises IndexDamaged.
+        """
+        try:
+            self.ledger.load()
+            self.queues.load()
+            for part in self.parts:
+                part.load(self.index)
+        except BaseException:
+            self.abandon()
+            raise
+        self._replay = Replay(
+            self.log,
+            self._covered_until(),
+            self.queues,
+            self.router,
+            self._last_ms,
+            apply=self._apply_replayed,
+            save=self._save_replayed,
+        )
+
+    def catch_up(self) -> Recovery:
+        """Apply all records that the index does not cover, after `load`. From now on this store appends by itself.
+
+        When it raises, the files are closed.
+
+        Raises:
+            LogCorrupt: a record before the tail is damaged.
             IndexDamaged: the index can't be read. A new store on this directory rebuilds it.
         """
         try:
-            return self._recover()
+            return self._catch_up()
         except BaseException:
             self.abandon()
             raise
 
-    def _recover(self) -> Recovery:
-        self.ledger.load()
-        self.queues.load()
-        for part in self.parts:
-            part.load(self.index)
-        replay = Replay(self.log, self.queues, self.router, self._last_ms, apply=self._apply_replayed, save=self._save_replayed)
-        replayed = replay.run(self._covered_until())
+    def _catch_up(self) -> Recovery:
+        replay = self._replay
+        assert replay is not None, "load first"
+        replay.step(self.log.written)  # also saves what the parts have found to change
+        while replay.position < self.log.written:
+            replay.step(self.log.written)
+        self._replay = None
+        self.fresh_from = self.log.written
         if self._agreement.rebuilt and self._damaged_at is not None:
             self.retention.set_snapshots_aside(self._damaged_at)
         self.replaying = False
@@ -259,7 +305,7 @@ class Store:
         self.space.measure()
         agreement = self._agreement
         seconds = self.clock.monotonic_s() - self._opened_s
-        return Recovery(agreement.torn_bytes, replayed, agreement.rebuilt, agreement.skipped_bytes, seconds)
+        return Recovery(agreement.torn_bytes, replay.replayed, agreement.rebuilt, agreement.skipped_bytes, seconds)
 
     def _apply_replayed(self, found: Record) -> None:
         self._last_ms = found.store_ms
@@ -270,6 +316,8 @@ class Store:
     def _save_replayed(self, position: int, last_ms: int) -> None:
         self._last_ms = last_ms
         self._save(position)
+        if self._loop is not None and self.log.segment_at(position).base == position:
+            self.retention.segment_begun(position, last_ms)  # a leader does that when it begins the segment
         self.on_replayed(position)
 
     @property
@@ -291,6 +339,83 @@ class Store:
         """End the node if a loop runs, because later reads of the index may lack rows."""
         if self._on_failure is not None:
             self._fail(damage)
+
+    # --- following --------------------------------------------------------------------------------------------------
+
+    @property
+    def applied(self) -> int:
+        """Everything before this position is in the index. Of a store that appends by itself that is all it has written."""
+        return self._replay.position if self._replay is not None else self.log.written
+
+    def put(self, position: int, data: bytes) -> None:
+        """Write whole records of the leader at the end of the log, and request a sync. Nothing is applied.
+
+        Raises:
+            DiskFull: the disk has no room. Nothing was written.
+            OSError: the log can't be written, which `on_failure` is told of.
+        """
+        assert self._replay is not None, "only a store that follows a leader gets records from it"
+        assert self._group is not None, "the store is not started"
+        try:
+            self.log.put(position, data)
+        except OSError as error:
+            self._fail(error)
+            raise
+        self._group.wait(nothing)
+        self._group.advance()
+
+    def begin_segment(self) -> None:
+        """Begin a segment at the end of the log, as the leader has done there. Raises DiskFull, OSError."""
+        if self.log.open_segment.base == self.log.end:
+            return
+        self.log.roll()
+        if self.applied == self.log.end:
+            self.retention.segment_begun(self.applied, self._last_ms)
+
+    def apply_to(self, position: int, is_over: Callable[[], bool]) -> bool:
+        """Apply what is committed, as far as it is durable here too. Return whether all of it is applied.
+
+        What is not durable here could be lost by a crash, and the index must not be ahead of the log.
+
+        Args:
+            position: everything before it is committed. A record begins there.
+            is_over: returns whether the time is over. It is asked after each block of `FOLLOW_BYTES`.
+
+        Raises:
+            LogCorrupt: a record is damaged.
+            OSError, IndexDamaged: the index can't be written or read.
+        """
+        replay, until = self._replay, min(position, self.durable_position)
+        assert replay is not None, "only a store that follows a leader is told what is committed"
+        while replay.position < until:
+            replay.step(until, FOLLOW_BYTES)
+            if is_over():
+                break
+        if self._backfill_job is not None:
+            self._backfill_job.wake()
+        return replay.position >= position
+
+    def cut_to(self, position: int) -> None:
+        """Cut off what the leader does not have, durably. A record begins at `position`, or the log ends before it.
+
+        Raises:
+            IndexAhead: the index has applied some of it. The log is cut, but the store can't be used any more. The next one on
+                this directory rebuilds its index.
+            PositionUnknown: the log begins after `position`. Nothing was cut.
+            DiskFull: the sync mark can't be written. Nothing was cut.
+            OSError: the disk failed.
+        """
+        assert self._replay is not None, "only a store that follows a leader is cut"
+        if position >= self.log.end:
+            return
+        self.log.cut_to(position)
+        if self._group is not None:
+            self._group.cut_to(position)
+        if self.applied > position:
+            raise IndexAhead(
+                f"the log was cut at position {position}, but the index covers it up to {self.applied}; start again: that "
+                "builds the index anew from the last snapshot"
+            )
 
     # --- appending --------------------------------------------------------------------------------------------------
 
@@ -538,7 +663,7 @@ class Store:
             OSError: the log or the index can't be written, and the store is not started. When it is started, `on_failure` gets
                 the error instead.
         """
-        if self._closed or self._failure is not None:
+        if self._closed or self._failure is not None or self._replay is not None:
             self._commit_scheduled = False
             return
         try:
@@ -566,6 +691,8 @@ class Store:
 
     def _rolled(self) -> None:
         """Save the index in the middle of a turn when a segment begins: its snapshot must cover exactly what is before it."""
+        if self._replay is not None:
+            return  # the index is behind
         try:
             self._unannounced += self._save(self.log.end)
         except (OSError, IndexDamaged) as error:
@@ -596,7 +723,7 @@ class Store:
         return fresh
 
     def when_durable(self, callback: Callable[[], None]) -> None:
-        """Call `callback` on the loop when all records appended so far are durable (with `flush = "async"`: written)."""
+        """Call `callback` on the loop when all records appended so far are committed (with `flush = "async"`: written)."""
         group = self._group
         assert group is not None, "the store is not started"
         if self._is_async:
@@ -608,7 +735,7 @@ class Store:
             group.advance()
 
     async def durable(self) -> None:
-        """Wait until all records appended so far are durable."""
+        """Wait until all records appended so far are committed."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def release() -> None:
@@ -624,20 +751,27 @@ class Store:
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def start(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[OSError], None]) -> None:
-        """Begin group commit and housekeeping on `loop`.
+    def start(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[OSError], None],
+        on_durable: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin group commit and housekeeping on `loop`. A replica does it after `load`, and others after `recover`.
 
         Args:
             loop: owns the store from now on.
             on_failure: called once, with the error of the first sync or write that fails. The node must end then. Callbacks of
                 `when_durable` are not called any more.
+            on_durable: called when more of the log is on disk, with replication. Then only `commit_to` says what is committed.
 
         Raises:
             OSError: the process that syncs the log can't be started (`store.sync_in`).
         """
         self._loop = loop
         self._on_failure = on_failure
-        self._group = GroupCommit(self.log, loop, self._fail, self._make_sync, self.clock.monotonic_s)
+        self.retention.is_replicated = on_durable is not None
+        self._group = GroupCommit(self.log, loop, self._fail, self._make_sync, self.clock.monotonic_s, on_durable)
         self._backfill_job = SlicedJob(loop, self.clock, self._backfill, pause_s=0)
         self.queues.on_backfill = self._backfill_job.wake
         self._backfill_job.wake()
@@ -657,6 +791,7 @@ class Store:
             timekeeping=self.timekeeping,
             flushed_at=self._covered_until(),
             is_running=self._is_running,
+            is_leading=lambda: self._replay is None,
             fail=self._fail,
         )
         self.index.on_growth = self._housekeeping.index_has_grown
@@ -670,29 +805,46 @@ class Store:
         return not self._closed and self._failure is None
 
     def _backfill(self, until_s: float) -> bool:
-        """Do one slice of backfilling for each new queue. What came in between is committed first, so that backfills end."""
+        """Do a slice of backfilling for each new queue that there is time for.
+
+        What came in between is committed first, so that backfills end.
+        """
+        if self._replay is not None and self._is_running():
+            is_left = self.queues.backfill(lambda: self.clock.monotonic_s() >= until_s, self._replay.position)
+            self._save(self._replay.position)
+            return is_left
         while self.log.end > self.log.written and self._failure is None:
             self.commit()  # a watcher may append, and a backfilled queue goes live only when all of the log is written
         if not self._is_running():
             return False
         if not self._commit_scheduled:
             self._begin_turn()
-        return self.queues.backfill()
+        return self.queues.backfill(lambda: self.clock.monotonic_s() >= until_s)
 
     @property
     def durable_position(self) -> int:
         """Everything before this position is on disk."""
         return self._group.durable if self._group is not None else self._recovered_until
 
-    def is_durable(self, position: int) -> bool:
-        """Return whether everything before `position` is on disk. If it is not, begin a sync; without a loop, sync at once."""
+    @property
+    def committed_position(self) -> int:
+        """Everything before this position is committed: on disk, and with replication on the disks of all replicas in sync."""
+        return self._group.committed if self._group is not None else self._recovered_until
+
+    def commit_to(self, position: int) -> None:
+        """Take that everything before `position` is committed. Only the replication calls it (`on_durable` of `start`)."""
+        assert self._group is not None, "the store is not started"
+        self._group.commit_to(position)
+
+    def is_committed(self, position: int) -> bool:
+        """Return whether everything before `position` is committed. If not, begin a sync; without a loop, sync at once."""
         if self._group is None:
             self.log.sync()
             return True
-        if self._group.durable < position:
+        if self._group.committed < position:
             self._group.wait(nothing)
             self._group.advance()
-        return self._group.durable >= position
+        return self._group.committed >= position
 
     @property
     def syncs(self) -> int:
@@ -760,7 +912,7 @@ class Store:
         if self._housekeeping is not None:
             await self._housekeeping.finish()
         self.log.write()  # the callbacks may have appended more
-        self._save(self.log.written)
+        self._save(self.applied)
         try:
             self.index.flush()
         except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import re
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from tests.depth import DEPTH
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
-    from xdist.workermanage import WorkerController
 
 # gRPC would start its threads anew in each child between fork and exec, where they may crash. Our children exec at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -29,30 +27,6 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 # A slow machine is no failure: pytest-timeout bounds a test as a whole.
 settings.register_profile("penstock", deadline=None, max_examples=50 * DEPTH)
 settings.load_profile("penstock")
-
-
-ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")
-"""Tests that one process runs where several run tests: each starts a Spark, which takes seconds and all processors."""
-
-TOGETHER = (
-    "tests/backup/test_verify.py",
-    "tests/contrib/test_outbox.py",
-    "tests/node/test_fleet.py",
-    "tests/pop/test_kept_index.py",
-    "tests/store/test_damaged_index.py",
-    "tests/store/test_flipped.py",
-    "tests/store/test_missing.py",
-    "tests/store/test_unreadable.py",
-    "tests/system/test_command_tls.py",
-    "tests/system/test_mqtt_clients.py",
-    "tests/system/test_wheel.py",
-)
-"""Files whose tests one process runs, because they share what takes long to make: a wheel, a server, a data directory."""
-
-PER_CLIENT = "tests/system/test_rocketmq_clients.py"
-"""A file whose tests share a process with the client of a language: one process runs all tests of a client."""
-
-CLIENT = re.compile(r"java-[0-9.]+|python|go|rust")
 
 
 SLOW = (
@@ -126,27 +100,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    """Deal out tests one by one, but for those that share something. Those of Spark go first."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(ONE_AFTER_ANOTHER):
-                return "spark"
-            if nodeid.startswith(TOGETHER):
-                return nodeid.partition("::")[0]
-            if nodeid.startswith(PER_CLIENT):
-                client = CLIENT.search(nodeid.partition("[")[2])
-                return f"{PER_CLIENT}::{client[0] if client else 'node'}"
-            return nodeid
-
-        def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
-            """Note the end of a test. Without this, xdist counts all tests that have ended again after each test."""
-            super().mark_test_complete(node, item_index, duration)
-            units = self.assigned_work[node]
-            scope = self._split_scope(self.registered_collections[node][item_index])
-            if all(units[scope].values()):
-                del units[scope]
+    """Deal the tests out as tests/scheduling.py says."""
+    from tests.scheduling import Scheduling
 
     return Scheduling(config, log)
 

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from prometheus_client.core import Metric
 
 from penstock.cli.main import build_parser
+from penstock.cluster.options import ReplicationOptions
 from penstock.gateway.options import GatewayOptions
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.config import SECTIONS, Config
@@ -176,7 +177,7 @@ def metrics_page() -> str:
     """Return the page of all metrics that a node shows."""
     rows = [
         (f"`{_metric_name(family)}`", family.type, ", ".join(f"`{label}`" for label in _labels(family)), family.documentation)
-        for family in asyncio.run(_families())
+        for family in asyncio.run(families())
     ]
     return (
         "\n\n".join(
@@ -184,8 +185,9 @@ def metrics_page() -> str:
                 NOTE,
                 "# Metrics",
                 "The admin listener serves these metrics at `/metrics`, in the formats of Prometheus and OpenMetrics. "
-                "`penstock_rocketmq_clients` exists only where the extra `rocketmq` is installed, and "
-                "`penstock_tracing_*` only with `tracing.endpoint`.",
+                "`penstock_rocketmq_clients` exists only where the extra `rocketmq` is installed, "
+                "`penstock_tracing_*` only with `tracing.endpoint`, and `penstock_replication_*` only with "
+                "`replication.cluster`.",
                 _table(("Metric", "Type", "Labels", "Meaning"), rows),
             ]
         )
@@ -193,7 +195,8 @@ def metrics_page() -> str:
     )
 
 
-async def _families() -> list[Metric]:
+async def families() -> list[Metric]:
+    """Return the metrics of a node with everything that shows some, replication included."""
     free = HostPort("127.0.0.1", 0)
     with tempfile.TemporaryDirectory(prefix="penstock-reference-") as directory:
         config = Config(
@@ -201,6 +204,7 @@ async def _families() -> list[Metric]:
             mqtt=GatewayOptions(listen=free),
             pop=PopOptions(listen=free),
             admin=AdminOptions(listen=free),
+            replication=ReplicationOptions("reference", ("127.0.0.1:1",), listen=free),  # nobody is there, so it waits
             tracing=TracingOptions("http://127.0.0.1:4318/v1/traces"),  # where the node sends nothing, as it has no spans
         )
         node = Node(config)

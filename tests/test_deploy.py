@@ -18,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.cli.main import main
 from tests.gateway.wire import Broker
+from tests.reference import families
+from tests.waiting import PROCESS_S
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 RULES = DEPLOY / "prometheus" / "penstock-alerts.yml"
@@ -55,13 +57,12 @@ async def labels(tmp_path: Path) -> dict[str, set[str]]:
         broker.node.pop.groups.get_or_create("g", "a")
         await client.publish("a", b"x", 1)
         await client.message()
-        families = text_string_to_metric_families(generate_latest(broker.node.registry).decode())
         found: dict[str, set[str]] = {"up": set()}
-        for family in families:
+        for family in text_string_to_metric_families(generate_latest(broker.node.registry).decode()):
             found.setdefault(family.name + "_total" if family.type == "counter" else family.name, set())
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels)
-        for metric in broker.node.registry.collect():  # also those with labels that have no samples yet
+        for metric in [*broker.node.registry.collect(), *await families()]:  # also those with labels that have no samples yet
             name = metric.name + "_total" if metric.type == "counter" else metric.name
             found.setdefault(name, set()).update(getattr(metric, "_labelnames", ()))
     finally:
@@ -110,7 +111,7 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_files() -> None:
     for arguments in (("check", "rules", str(RULES)), ("check", "config", str(RULES.with_name("prometheus.yml")))):
-        ended = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=PROCESS_S, check=False)
         assert ended.returncode == 0, ended.stderr
 
 
@@ -122,7 +123,7 @@ def test_promtool_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
     numbered = [rule | {"labels": {"number": str(number)}} for number, rule in enumerate(found)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": numbered}]}))
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yml")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -134,7 +135,7 @@ async def test_promtool_finds_no_fault_with_the_metrics(tmp_path: Path) -> None:
     finally:
         await broker.stop()
     ended = await asyncio.to_thread(
-        subprocess.run, ["promtool", "check", "metrics"], input=shown, capture_output=True, timeout=60, check=False
+        subprocess.run, ["promtool", "check", "metrics"], input=shown, capture_output=True, timeout=PROCESS_S, check=False
     )
     assert (ended.returncode, ended.stderr, ended.stdout) == (0, b"", b"")
 
@@ -156,6 +157,20 @@ def group(visible: int, waiting: int) -> dict[str, str]:
     """Return the series of a group."""
     figures = {"visible": visible, "waiting": waiting, "in_flight": 0}
     return {f"penstock_pop_group_{name}{{{GROUP}}}": f"{value}x60" for name, value in figures.items()}
+
+
+def role(instance: str, leading: str) -> dict[str, str]:
+    """Return the series that says whether a replica leads."""
+    return {f'penstock_replication_role{{job="penstock",instance="{instance}",cluster="prod",role="leading"}}': leading}
+
+
+def committed(position: str) -> dict[str, str]:
+    """Return the series of a leader whose log grows."""
+    return {
+        **role("a", "1x60"),
+        f"penstock_log_end_bytes{{{NODE}}}": "1000+1000x60",
+        f"penstock_replication_committed_position{{{NODE}}}": position,
+    }
 
 
 ALERTS: list[tuple[str, dict[str, str], dict[str, bool]]] = [
@@ -195,6 +210,20 @@ ALERTS: list[tuple[str, dict[str, str], dict[str, bool]]] = [
         },
         {"10m": False, "20m": True},
     ),
+    ("PenstockNoLeader", {**role("a", "1x5 0x20"), **role("b", "0x20")}, {"4m": False, "10m": True}),
+    ("PenstockNoLeader", {**role("a", "1x5 0x20"), **role("b", "0x5 1x20")}, {"4m": False, "10m": False}),
+    ("PenstockNotCommitting", committed("1000x60"), {"1m": False, "10m": True}),
+    ("PenstockNotCommitting", committed("900+1000x60"), {"10m": False}),
+    (
+        "PenstockReplicaLeft",
+        {f"penstock_replication_in_sync{{{NODE}}}": "3x5 2x120", **role("a", "1x130")},
+        {"4m": False, "25m": True},
+    ),
+    (
+        "PenstockCoordinatorGone",
+        {f"penstock_replication_coordinator_reachable{{{NODE}}}": "1x5 0x10"},
+        {"4m": False, "10m": True},
+    ),
 ]
 """Name of an alert, the values of its metrics minute by minute, and when it fires."""
 
@@ -216,5 +245,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         )
     file = tmp_path / "tests.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
-    ended = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -11,6 +11,7 @@ ALLOWED: dict[str, set[str]] = {
     "timer": {"store"},
     "access": {"store"},
     "tracing": {"store"},
+    "cluster": {"store"},
     "pop": {"store", "timer", "access", "tracing", "install"},
     "gateway": {"store", "timer", "access", "tracing", "pop"},
     # The formats of records and of the sync mark, and nothing else, so that a Spark worker needs no broker.

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-WAIT_S_MAX = 60.0
+PROCESS_S = 240.0
+"""Time after which a process that a test started has to be done. A loaded machine with a slow disk takes a minute for what
+otherwise takes two seconds, so only a process that hangs takes as long. It is less than what pytest-timeout allows a test."""
+
+WAIT_S_MAX = 120.0
 """Longer than anything takes on a machine with much else to do; less than what pytest-timeout allows a test."""
 
 

@@ -59,6 +59,10 @@ from penstock.timer.ticker import RETRY_MS
 OPENED_MAX: Final = 16_384
 """Number of messages from which on no more buckets are opened in the same turn of the event loop."""
 
+OPENING_S: Final = 0.003
+"""Seconds after which no further step of opening buckets is done in the same turn of the event loop. A step takes some ms at
+most."""
+
 STEPS_MAX: Final = 64
 """Steps of opening buckets that are done in one turn of the event loop, at most."""
 
@@ -296,11 +300,14 @@ class DelayedMessages:
         buckets, now_ms = self._buckets, self._store.now_ms()
         if buckets.is_opening_due(now_ms):
             self._store.commit()  # what is left out while buckets are opened must be in the index
-            opened, steps = 0, 0
+            monotonic_s = self._store.clock.monotonic_s
+            opened, steps, until_s = 0, 0, monotonic_s() + OPENING_S
             while buckets.is_saved and buckets.is_opening_due(now_ms) and opened < OPENED_MAX and steps < STEPS_MAX:
                 opened += buckets.open_next(now_ms)
                 steps += 1
                 self._store.commit()
+                if monotonic_s() >= until_s:
+                    break
         if now_ms >= self._retry_ms:
             taken = buckets.take_due(now_ms, self._fire_max)
             if len(taken):
@@ -369,6 +376,9 @@ class DelayedMessages:
         router, ledger = self._store.router, self._store.ledger
 
         def route_of(topic: bytes) -> Route:
+            route = router.known(topic)
+            if route is not None:
+                return route
             account = NODE_ACCOUNT
             if first_level(topic.decode()) not in router.roots:
                 of_topic = int(accounts[np.argmax(routing.topic == topics.index(topic))])

@@ -39,6 +39,16 @@ _CRC = Struct("<I")
 _COUNTS = Struct("<II")
 
 
+def joined(pieces: Sequence[Column]) -> Column:
+    """Return the rows of several pieces in one array, which may be one of them.
+
+    `np.concatenate` compares the fields of structured arrays by name, which takes longer than copying a few rows.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.frombuffer(bytearray().join([piece.data for piece in pieces]), dtype=PENDING_DTYPE)
+
+
 class Entries:
     """Some pending messages.
 
@@ -112,7 +122,7 @@ class Entries:
             rows = part.rows.copy()
             rows["topic"] = own[rows["topic"]]
             pieces.append(rows)
-        return cls(np.concatenate(pieces), list(numbers))
+        return cls(joined(pieces), list(numbers))
 
 
 class Cursors:

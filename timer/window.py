@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.store.record import checksum
-from penstock.timer.entries import LANES, PENDING_DTYPE, Column, Entries
+from penstock.timer.entries import LANES, PENDING_DTYPE, Column, Entries, joined
 
 Row = tuple[int, int, int, int, int, int]
 """One message, as in `PENDING_DTYPE`."""
@@ -124,7 +124,7 @@ class DueWindow:
 
     def take_where(self, due_from_ms: int, due_before_ms: int, position_from: int) -> Entries:
         """Remove and return the messages in a range of due times, not yet due, with positions from one on."""
-        rows = np.concatenate([np.array(self._singles, dtype=PENDING_DTYPE), *(run.rows for run in self._runs)])
+        rows = joined([np.array(self._singles, dtype=PENDING_DTYPE), *(run.rows for run in self._runs)])
         dues = rows["due"]
         is_in = (dues >= due_from_ms) & (dues < due_before_ms) & (rows["position"] >= position_from)
         if is_in.any():
@@ -157,7 +157,7 @@ class DueWindow:
                 heappush(self._runs, _DueRun(int(run.dues[stop]), run.number, run.dues[stop:], run.rows[stop:]))
         if len(runs) == 1:
             return runs[0].rows[: stops[0]]
-        return _in_order(np.concatenate([run.rows[:stop] for run, stop in zip(runs, stops, strict=True)]))
+        return _in_order(joined([run.rows[:stop] for run, stop in zip(runs, stops, strict=True)]))
 
     def _wait_in_lanes(self, due: Column) -> None:
         lanes = np.array(self._topic_lanes, dtype=np.intp)[due["topic"]]
@@ -190,7 +190,7 @@ class DueWindow:
                     found.append(piece)
                     of_lane -= len(piece)
                 room += of_lane
-        return _in_order(np.concatenate(found))
+        return _in_order(joined(found))
 
 
 def _in_order(rows: Column) -> Column:

@@ -42,11 +42,11 @@ class Backpressure:
     @property
     def undurable_bytes(self) -> int:
         """Bytes of the log that are stored and not known to be on disk."""
-        return self._store.log.end - self._store.durable_position
+        return self._store.log.end - self._store.committed_position
 
     def apply(self, publisher: Pausable) -> None:
         """Pause a connection that has just published, if the disk is behind. Needed only if the log ends above `check_at`."""
-        self.check_at = self._store.durable_position + self._bytes_max
+        self.check_at = self._store.committed_position + self._bytes_max
         if self._store.log.end <= self.check_at:
             return
         if not self._waiting:

@@ -48,8 +48,10 @@ class SystemTopics:
         self._started_s = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to work on a loop."""
+        """Begin to work on a loop. The first publication is due an interval later: a new subscription has all values."""
         self._loop = loop
+        self._started_s = self._now_s()
+        self._next_s = self._started_s + self._interval_s
 
     def add(self, subscription: Subscription, *, sends_all: bool) -> None:
         """Serve a subscription to topics below `$SYS/`. With `sends_all` it first gets all values as retained messages."""
@@ -66,10 +68,11 @@ class SystemTopics:
 
     def turn(self, now_s: float) -> None:
         """Publish what has changed if a publication is due. The gateway calls this once a second with its monotonic time."""
-        self._started_s = self._started_s or now_s
-        if not self._interval_s or now_s < self._next_s or not self._subscriptions:
+        if not self._interval_s or now_s < self._next_s:
             return
         self._next_s = now_s + self._interval_s
+        if not self._subscriptions:
+            return
         values = self.values()
         changed = {topic: value for topic, value in values.items() if self._published.get(topic) != value}
         self._published = values
@@ -78,7 +81,7 @@ class SystemTopics:
 
     def values(self) -> dict[str, str]:
         """Return the current values by topic."""
-        uptime_s = int(self._now_s() - self._started_s) if self._started_s else 0
+        uptime_s = int(self._now_s() - self._started_s)
         figures = {"version": VERSION, "uptime": f"{uptime_s} seconds", **self._read_figures()}
         return {f"{PREFIX}broker/{name}": str(value) for name, value in figures.items()}
 

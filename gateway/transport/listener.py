@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final, Protocol
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, ListenerOptions
@@ -19,7 +20,6 @@ from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.admission import Admission
 from penstock.gateway.transport.certificates import Certificates
 from penstock.gateway.transport.descriptors import SocketShare
-from penstock.gateway.transport.handshakes import Handshakes
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.unix_socket import UnixSocketFile
 from penstock.store.causer import is_local
@@ -43,6 +43,14 @@ effect on the latency of the other clients.
 _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
+class Beginning(Protocol):
+    """What takes the sockets that a listener has admitted."""
+
+    def begin(self, end: socket.socket, peer: Peer, context: ssl.SSLContext | None) -> None:
+        """Begin with an admitted socket. `context` is the TLS context of this moment, or None without TLS."""
+        ...
+
+
 class Listener:
     """One listener.
 
@@ -50,7 +58,7 @@ class Listener:
         options: the protocol and the address.
         backlog: the maximum number of connections that the kernel queues for each address.
         admission: decides which connections may begin.
-        handshakes: brings admitted connections to where MQTT begins.
+        beginning: takes admitted connections to where MQTT begins.
         logbook: events that clients cause are logged there.
         share: the descriptors that connections may have; None if they may have all.
     """
@@ -60,14 +68,14 @@ class Listener:
         options: ListenerOptions,
         backlog: int,
         admission: Admission,
-        handshakes: Handshakes,
+        beginning: Beginning,
         logbook: Logbook,
         share: SocketShare | None = None,
     ) -> None:
         self.options = options
         self.name = options.name
         self.admission = admission
-        self.handshakes = handshakes
+        self._beginning = beginning
         self.certificates: Certificates | None = None
         """The certificates, if the listener speaks TLS and has started."""
         self.address = HostPort("", 0)
@@ -166,12 +174,27 @@ class Listener:
             except OSError as error:
                 self._pause(server, error)
                 return
-            fitted = end if self._share is None else self._share.fit(end)
-            if fitted is None:
-                self.admission.note_refusal("" if self._unix is not None else address[0], "descriptors")
-                continue
-            fitted.setblocking(False)
-            self._admit(fitted, address)
+            host, port = ("", 0) if self._unix is not None else address[:2]
+            self.take(end, host, port)
+
+    def take(self, end: socket.socket, host: str, port: int) -> None:
+        """Serve a client, or close its socket if it is not admitted.
+
+        Args:
+            end: a stream socket. It leads to the client, also where the client has connected elsewhere.
+            host: the numeric address of the client; empty on a Unix socket.
+            port: its port, or 0.
+        """
+        fitted = end if self._share is None else self._share.fit(end)
+        if fitted is None:
+            self.admission.note_refusal(host, "descriptors")
+            return
+        fitted.setblocking(False)
+        peer = self.admission.admit(self, host, port)
+        if peer is None:
+            fitted.close()
+        else:
+            self._beginning.begin(fitted, peer, self.certificates.context if self.certificates is not None else None)
 
     def _pause(self, server: socket.socket, error: OSError) -> None:
         """Stop accepting for a while. The connection stays in the backlog, and would wake the loop again at once."""
@@ -181,11 +204,3 @@ class Listener:
         loop = self._loop
         loop.remove_reader(server)
         loop.call_later(EXHAUSTED_S, lambda: server.fileno() < 0 or loop.add_reader(server, self._accept, server))
-
-    def _admit(self, end: socket.socket, address: Any) -> None:
-        host, port = ("", 0) if self._unix is not None else (address[0], address[1])
-        peer = self.admission.admit(self, host, port)
-        if peer is None:
-            end.close()
-        else:
-            self.handshakes.begin(end, peer, self.certificates.context if self.certificates is not None else None)

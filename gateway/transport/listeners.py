@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from penstock.gateway.logbook import Logbook
-from penstock.gateway.options import PLAIN_NAME, GatewayOptions, ListenerOptions
+from penstock.gateway.options import GatewayOptions, ListenerOptions
 from penstock.gateway.overtime import Overtime
 from penstock.gateway.transport.admission import Admission, HandshakeCount
 from penstock.gateway.transport.descriptors import SocketShare
@@ -48,7 +48,6 @@ class Listeners:
         overtime: Overtime,
         share: SocketShare | None = None,
     ) -> None:
-        plain = [ListenerOptions(name=PLAIN_NAME, listen=options.listen)] if options.plain == "on" else []
         # Handshakes get half of the descriptors at most, so that they can't keep out clients that are done with theirs.
         handshakes_max = options.handshakes_max if share is None else min(options.handshakes_max, share.below // 2)
         self.handshakes = HandshakeCount(handshakes_max)
@@ -69,16 +68,22 @@ class Listeners:
             admission = Admission(each, self.handshakes, sources, logbook, now_ms)
             begin = connect_websocket if each.is_websocket else connect
             handshakes = Handshakes(each, options.tls_handshake_ms, self.handshakes, admission, begin, strike)
+            self._handshakes.append(handshakes)
             return Listener(each, options.listen_backlog, admission, handshakes, logbook, share)
 
-        self._listeners = [listener_of(each) for each in (*plain, *options.listeners)]
+        self._handshakes: list[Handshakes] = []
+        self._listeners = [listener_of(each) for each in options.all_listeners]
         self._watching: asyncio.TimerHandle | None = None
 
     def __iter__(self) -> Iterator[Listener]:
         return iter(self._listeners)
 
     def __getitem__(self, name: str) -> Listener:
-        return next(listener for listener in self._listeners if listener.name == name)
+        """Return a listener by its name. Raises KeyError."""
+        found = next((listener for listener in self._listeners if listener.name == name), None)
+        if found is None:
+            raise KeyError(name)
+        return found
 
     async def start(self, loop: asyncio.AbstractEventLoop, sockets: Sockets | None) -> None:
         """Open all listeners.
@@ -91,8 +96,9 @@ class Listeners:
             OSError: a listener can't be opened. None is open then.
         """
         try:
+            for handshakes in self._handshakes:
+                handshakes.start(loop, sockets)
             for listener in self._listeners:
-                listener.handshakes.start(loop, sockets)
                 await listener.start(loop)
         except BaseException:
             self.close()
@@ -110,8 +116,8 @@ class Listeners:
 
     async def end_handshakes(self) -> None:
         """Close every socket that is still in its handshake."""
-        for listener in self._listeners:
-            await listener.handshakes.end_all()
+        for handshakes in self._handshakes:
+            await handshakes.end_all()
 
     def reload(self, *, changed_only: bool = False) -> None:
         """Read all certificates again, or only those whose files were replaced.

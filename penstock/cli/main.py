@@ -13,6 +13,7 @@ from penstock.cli.commands import (
     backup,
     client,
     clock,
+    cluster,
     completion,
     deadletters,
     demo,
@@ -30,6 +31,7 @@ from penstock.cli.commands import (
     worker,
 )
 from penstock.cli.commands.arguments import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from penstock.cluster.errors import ClusterError
 from penstock.node.errors import AdminUnavailable, ConfigError, ControlRefused, DescriptorsTooFew, NodeNotRunning
 from penstock.pop.errors import PopError
 from penstock.store.errors import StoreError
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Another command, such as `head`, has read enough. What the interpreter flushes at its end goes nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except (StoreError, PopError, WorkerError, *NODE_ERRORS, OSError, ValueError) as error:
+    except (StoreError, PopError, WorkerError, ClusterError, *NODE_ERRORS, OSError, ValueError) as error:
         print(printable(f"penstock {options.command}: {_text_of(error)}", keep="\n"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED
     except KeyboardInterrupt:
@@ -100,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         repair,
         backup,
         clock,
+        cluster,
         client,
         access,
         user,

@@ -113,13 +113,14 @@ class AdminAccess:
         if is_safe and request.path in OPEN_PATHS:
             return
         self._check_host(request)
+        address = _address_of(request)
+        self._check_bans(Subject(address=address))  # before a password costs anything
         if not is_safe:
             _check_origin(request)
         if is_safe and request.path == METRICS and self._options.metrics == "open":
             return
         if self._is_anonymous_allowed(request):
             return
-        address = _address_of(request)
         identity = await self._identify(request, address)
         if identity is None:
             return  # a certificate that the authority of the listener has signed, and nothing else is configured
@@ -127,9 +128,7 @@ class AdminAccess:
         subject = Subject(identity.user, identity.roles, address=address)
         if policy is not None:
             subject = policy.with_roles(subject)
-        if (ban := self._access.bans.of(subject)) is not None:
-            detail = f"the {ban.kind} {ban.name} is banned"
-            raise AdminRefused(HTTPStatus.FORBIDDEN, detail, subject=subject, reason="BANNED")
+        self._check_bans(subject)
         wanted = {VIEWER, OPERATOR} if is_safe else {OPERATOR}
         if not wanted & subject.roles:
             raise AdminRefused(
@@ -154,6 +153,11 @@ class AdminAccess:
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"the admin listener is not known as {name[:80]!r}; use its IP address, or add the name to admin.hosts",
             )
+
+    def _check_bans(self, subject: Subject) -> None:
+        if (ban := self._access.bans.of(subject)) is not None:
+            detail = f"the {ban.kind} {ban.name} is banned"
+            raise AdminRefused(HTTPStatus.FORBIDDEN, detail, subject=subject, reason="BANNED")
 
     def _is_anonymous_allowed(self, request: web.Request) -> bool:
         anonymous = self._options.anonymous

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from penstock.access.options import AccessControlOptions
+from penstock.cluster.options import ReplicationOptions
 from penstock.gateway.options import GatewayOptions
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import ConfigError
@@ -54,6 +55,7 @@ class Config:
     quotas: QuotaOptions = QuotaOptions()
     admin: AdminOptions = AdminOptions()
     tracing: TracingOptions = TracingOptions()
+    replication: ReplicationOptions = ReplicationOptions()
     log: LogOptions = LogOptions()
 
 

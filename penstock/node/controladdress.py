@@ -35,6 +35,9 @@ ACCESS_BANS = "/v1/access/bans"
 ACCESS_KICK = "/v1/access/kick"
 """POST with `?user=`, `client=` or `address=` disconnects clients."""
 
+CLUSTER_MOVE = "/v1/cluster/move"
+"""POST with `?to=` makes a node that leads hand over to that replica and follow. Without `to` it chooses one."""
+
 CLIENTS = "/v1/clients"
 """GET answers with RocketMQ's clients that use the node."""
 

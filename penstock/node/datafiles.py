@@ -10,8 +10,10 @@ from pathlib import Path
 
 from penstock.access import bans
 from penstock.access.errors import AccessInvalid
+from penstock.cluster import bootstrap, replicafile
 from penstock.node.controladdress import SOCKET
 from penstock.node.lock import LOCK_NAME, RESTORING
+from penstock.pop import relayed
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
 from penstock.store import ballast, commitlog, index, placing, snapshot, syncmark, timekeeping
 from penstock.store.errors import SnapshotInvalid
@@ -32,6 +34,10 @@ KNOWN = frozenset(
         snapshot.DIRECTORY,
         syncmark.FILE,
         timekeeping.FILE,
+        bootstrap.DIRECTORY,
+        replicafile.FILE,
+        relayed.PLAIN,
+        relayed.TLS,
         LOCK_NAME,
         LOST_FOUND,
         QUARANTINE,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.gateway.options import PLAIN_NAME, ListenerOptions
+from penstock.gateway.options import PLAIN_NAME
 from penstock.node.config import Config
 from penstock.node.errors import ListenerExposed
 from penstock.store.addresses import resolved
@@ -42,6 +42,10 @@ class Gate:
     anonymous_option: str
     authenticates: bool
     ways: str
+
+    def admits(self, host: str) -> bool:
+        """Return whether a client may be served that comes from an address, whichever listener it has connected to."""
+        return self.authenticates or self.anonymous == "always" or is_local(host)
 
 
 def check_exposure(config: Config) -> None:
@@ -78,12 +82,11 @@ def check_exposure(config: Config) -> None:
 
 def gates_of(config: Config) -> Iterator[Gate]:
     """Yield the listeners that a network reaches, with what decides about their callers."""
-    access, mqtt, pop, admin = config.access, config.mqtt, config.pop, config.admin
+    access, mqtt, admin = config.access, config.mqtt, config.admin
     has_logins = bool(access.password_file or access.jwt.algorithms)
     asked = (mqtt.access.plugins, mqtt.access.auth, mqtt.access.topic_check)
     has_logins_of_mqtt = has_logins or any(plugins is not None for plugins in asked)
-    plain = [ListenerOptions(name=PLAIN_NAME, listen=mqtt.listen)] if mqtt.plain == "on" else []
-    for each in (*plain, *mqtt.listeners):
+    for each in mqtt.all_listeners:
         # With "never" no client without authentication is accepted, whatever the address.
         if each.kind != "unix" and mqtt.access.anonymous != "never":
             yield Gate(
@@ -95,15 +98,7 @@ def gates_of(config: Config) -> Iterator[Gate]:
                 has_logins_of_mqtt or each.username_from != "none",
                 "access.password_file, access.jwt, mqtt.access.plugins or, on a TLS listener, username_from",
             )
-    yield Gate(
-        "the gRPC listener",
-        "pop.listen",
-        pop.listen,
-        pop.anonymous,
-        "pop.anonymous",
-        bool(access.file or pop.tls_client_ca_file),
-        "access.file or pop.tls_client_ca_file",
-    )
+    yield pop_gate(config)
     yield Gate(
         "the admin listener",
         "admin.listen",
@@ -112,6 +107,19 @@ def gates_of(config: Config) -> Iterator[Gate]:
         "admin.anonymous",
         bool(access.file or has_logins or admin.client_certificates == "required"),
         "access.file, access.password_file, access.jwt or admin.client_certificates",
+    )
+
+
+def pop_gate(config: Config) -> Gate:
+    """Return the gRPC listener."""
+    return Gate(
+        "the gRPC listener",
+        "pop.listen",
+        config.pop.listen,
+        config.pop.anonymous,
+        "pop.anonymous",
+        bool(config.access.file or config.pop.tls_client_ca_file),
+        "access.file or pop.tls_client_ca_file",
     )
 
 

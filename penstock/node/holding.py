@@ -33,6 +33,8 @@ logger = structlog.get_logger("node")
 
 T = TypeVar("T")
 
+HOLDER = "backup"
+
 HOLD_S_MAX = 24 * 3600.0
 """Seconds that a hold lasts at most. Retention deletes nothing meanwhile, so a command that hangs must not hold for ever."""
 
@@ -128,7 +130,7 @@ class Holding:
         if self._grant is not None:
             raise ControlRefused("another backup of this node is running; wait for its end, or end it, and try again")
         self._grant = Grant()
-        self._store.retention.is_held = True
+        self._store.retention.holds.add(HOLDER)
         logger.info("backup.begun", id=self._grant.id)
         return self._grant
 
@@ -144,10 +146,10 @@ class Holding:
         await self._run(grant, store.index.checkpoint)
         await self._run(grant, self._copy_bans)
         needed = store.log.written  # the copy of the index covers no more
-        while not grant.ended.is_set() and not store.is_durable(needed):  # noqa: ASYNC110 - with `flush = "async"` no callback tells of it
+        while not grant.ended.is_set() and not store.is_committed(needed):  # noqa: ASYNC110 - with `flush = "async"` no callback tells of it
             await asyncio.sleep(DURABLE_POLL_S)
         _check(grant)
-        durable = store.durable_position
+        durable = store.committed_position
         return Hold(
             id=grant.id,
             start=store.log.start,
@@ -180,7 +182,8 @@ class Holding:
         until_s = loop.time() + HOLD_S_MAX
         while not grant.ended.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(grant.ended.wait(), CHECK_S)
+                async with asyncio.timeout(CHECK_S):
+                    await grant.ended.wait()
             if self._store.space.level is not Level.OPEN and self._store.retention.is_held_back:
                 why = "the disk is nearly full, and retention must delete segments; free or add space, and try again"
                 self._end(grant, why)
@@ -198,7 +201,7 @@ class Holding:
             logger.info("backup.ended", id=grant.id)
             grant.ended.set()
             self._grant = None
-            self._store.retention.is_held = False
+            self._store.retention.holds.discard(HOLDER)
             self._thread.submit(self._remove)
 
     def _remove(self) -> None:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from penstock import __version__
 from penstock.access.control import AccessControl
+from penstock.cluster.bootstrap import install_snapshot
+from penstock.cluster.errors import RelayRefused
+from penstock.cluster.frames import POP_LISTENER, RelayPayload
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
+from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node.accesscontrol import OPERATOR, AccessOverSocket
 from penstock.node.admin import Admin
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
+from penstock.node.clustercontrol import ClusterControl
 from penstock.node.config import Config
 from penstock.node.control import Control
 from penstock.node.descriptors import log_shares, shares_of
-from penstock.node.exposure import check_exposure
+from penstock.node.exposure import check_exposure, pop_gate
 from penstock.node.holding import Holding
 from penstock.node.inherited import address_of_listener, inherited_listener
 from penstock.node.keysets import KeySetFetcher
@@ -36,10 +44,13 @@ from penstock.node.metrics.pop import PopCollector
 from penstock.node.metrics.program import ProgramCollector
 from penstock.node.metrics.quotas import QuotaCollector
 from penstock.node.metrics.registry import registry_of
+from penstock.node.metrics.replication import ReplicationCollector
 from penstock.node.metrics.store import DelayedCollector, ScheduleCollector, StoreCollector
 from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
 from penstock.node.privacy import keep_private, warn_of_open_files
+from penstock.node.relaying import Relaying
+from penstock.node.replication import NodeReplication, check_replication
 from penstock.node.state import state_of
 from penstock.node.timers import timers_of
 from penstock.pop.grpc.groupservicer import GroupServicer
@@ -67,6 +78,13 @@ EXIT_INDEX_DAMAGED = 71
 """Exit status when the index is found damaged. Nothing is lost: the next start rebuilds the index."""
 
 
+EXIT_RESTART = 75
+"""Exit status of a replica that must begin anew, where nobody restarts it in place. A supervisor must start it again."""
+
+EXIT_REPLICA_FAILED = 72
+"""Exit status of a replica whose log and the leader's disagree, or that can't serve clients. Somebody must look at it."""
+
+
 class Node:
     """One node on one data directory.
 
@@ -88,6 +106,7 @@ class Node:
             config = replace(config, pop=replace(config.pop, listen=address_of_listener(inherited)))
         self.config = config
         check_exposure(config)
+        check_replication(config)
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
         self._traces = Traces(config.tracing, clock.monotonic_s) if config.tracing.endpoint else None
@@ -97,6 +116,8 @@ class Node:
         warn_of_open_files(config)
         self._lock = DataDirLock(config.data_dir)
         try:
+            if config.replication.is_on:
+                self._install_snapshot()
             self.access = AccessControl(config.access, config.data_dir, lambda: self.store.now_ms())
         except BaseException:
             self._lock.release()
@@ -106,6 +127,7 @@ class Node:
             if recovery is None:
                 raise IndexDamaged(f"The index of {config.data_dir} is damaged again after it was rebuilt. Check the disk.")
             self.recovery: Recovery = recovery
+            self._replication = self._make_replication(clock) if config.replication.is_on else None
         except BaseException:
             self.access.close()
             self._lock.release()
@@ -140,7 +162,9 @@ class Node:
             self.rocketmq,
             inherited=inherited,
             connections_max=self.descriptors.pop,
+            relay_dir=config.data_dir if config.replication.is_on else None,
         )
+        self._relaying = self._make_relaying() if self._replication is not None else None
         self._loop_lag = LoopLag()
         self._totaller = GroupTotaller(self.pop, self.store)
         self.registry = self._make_registry()
@@ -168,12 +192,28 @@ class Node:
                 **ClockControl(self.store).routes(),
                 **access.routes(),
                 **ClientControl(self.rocketmq, self.store).routes(),
+                **ClusterControl(self._replication, lambda: self.on_move()).routes(),
             },
         )
         self._is_ready = False
+        self._serves = False
+        """Whether the listeners for clients were opened. Those of a replica are opened when it leads."""
+        self._opening: asyncio.Task[None] | None = None
+        self.on_move: Callable[[], None] = lambda: None
+        """Called when the node must stop in order, which hands over to another replica, and begin anew."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when the node serves clients: after `start`, or when a replica leads."""
+        self.on_restart: Callable[[], None] = lambda: os._exit(EXIT_RESTART)
+        """Called when a replica must stop serving clients at once, and begin anew from its data directory. Nothing may be
+        written or sent any more."""
         self.mqtt: HostPort = config.mqtt.listen
         self.grpc: HostPort = config.pop.listen
         self.admin: HostPort = config.admin.listen
+
+    def _install_snapshot(self) -> None:
+        position = install_snapshot(self.config.data_dir)
+        if position is not None:
+            logger.warning("replica.begins_anew", position=position, why="its log ended before the leader's began")
 
     def _recover_in_room(self, clock: SteerableClock) -> Recovery | None:
         """Do what `_try_to_recover` does. Where the disk has no room for it, release the ballast and try again."""
@@ -206,47 +246,162 @@ class Node:
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
         self.sent_ids = parts.sent_ids
         self._handles = parts.handles
+        if self.config.replication.is_on:
+            self.store.load()  # What is not committed may be cut off, so nothing more is applied.
+            return Recovery(0, 0, False, 0, 0.0)
         return self.store.recover()
+
+    def _make_replication(self, clock: SteerableClock) -> NodeReplication:
+        try:
+            return NodeReplication(
+                self.config.replication,
+                self.config.data_dir,
+                self.store,
+                self._handles,
+                clock,
+                lead=self._lead,
+                restart=self._must_restart,
+                fail=_replica_failed,
+                serve=self._serve,
+            )
+        except BaseException:
+            self.store.abandon()
+            raise
 
     async def start(self) -> None:
         """Open the listeners. Afterwards `mqtt`, `grpc` and `admin` hold the addresses with their real ports.
+
+        A replica opens those for clients when it leads.
 
         Raises:
             OSError, AdminUnavailable: an address is in use, or isn't one of this machine. The node is stopped again.
         """
         loop = asyncio.get_running_loop()
-        _log_recovery(self.recovery)
         log_shares(self.descriptors, self.config.mqtt.connections_max)
-        self._parts.start(loop, self._store_failed)
         try:
-            port = await self.gateway.start()
-            if port:
-                self.mqtt = HostPort(self.config.mqtt.listen.host, port)
-            self.grpc = HostPort(self.config.pop.listen.host, await self._pop_server.start())
+            if self._replication is None:
+                _log_recovery(self.recovery)
+                self._parts.start(loop, self._store_failed)
+                await self._open()
+            else:
+                self.store.start(loop, self._store_failed, self._replication.synced)
             self.admin = HostPort(self.config.admin.listen.host, await self._admin.start())
             await self._control.start()
             self._key_sets.start()
             if self._exporter is not None:
                 self._exporter.start()
+            if self._replication is not None:
+                await self._relay()
+                await self._replication.start()
         except BaseException:
             await self.stop()
             raise
         self._loop_lag.start(loop)
+        if self._replication is None:
+            self._ready()
+
+    async def _open(self) -> None:
+        """Open the listeners for clients. Raises OSError."""
+        self._serves = True
+        port = await self.gateway.start()
+        if port:
+            self.mqtt = HostPort(self.config.mqtt.listen.host, port)
+        self.grpc = HostPort(self.config.pop.listen.host, await self._pop_server.start())
+
+    def _ready(self) -> None:
         self._is_ready = True
         logger.info(
             "node.ready", mqtt=str(self.mqtt), pop=str(self.grpc), admin=str(self.admin), data=str(self.config.data_dir)
         )
+        self.on_ready()
+
+    # --- the roles of a replica -------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._parts.fire(loop)
+        self._opening = loop.create_task(self._open_as_leader())
+
+    async def _open_as_leader(self) -> None:
+        try:
+            if self._relaying is not None:
+                await self._relaying.stop()
+            await self._open()
+        except OSError as error:
+            _replica_failed(error)  # Another replica leads then, and clients reach that.
+        self._ready()
+
+    def _make_relaying(self) -> Relaying | None:
+        config, gateway = self.config, self.gateway
+        if self._replication is None or config.replication.relay == "off":
+            return None
+        share = SocketShare(self.descriptors.mqtt, lambda: False)
+        return Relaying(
+            config.replication.cluster,
+            self._replication.member,
+            config.mqtt,
+            config.pop,
+            self._replication.tls and self._replication.tls[0],
+            gateway.sources,
+            gateway.logbook,
+            share,
+            gateway.now_ms,
+        )
+
+    async def _relay(self) -> None:
+        """Open the listeners for clients as a follower. Raises OSError."""
+        if self._relaying is not None:
+            await self._relaying.start()
+            if self.config.mqtt.plain == "on":
+                self.mqtt = self._relaying.address(PLAIN_NAME)
+            self.grpc = self._relaying.address(POP_LISTENER)
+
+    async def _serve(self, client: RelayPayload) -> socket.socket:
+        if not self._is_ready:
+            raise RelayRefused("this replica does not serve clients yet")
+        if client.listener == POP_LISTENER:
+            gate = pop_gate(self.config)
+            if not gate.admits(client.host):
+                raise RelayRefused(f"nothing authenticates the callers of {gate.name} here; set {gate.ways}")
+            try:
+                return await self._pop_server.connect(client.host, client.port, begins_tls=client.is_tls)
+            except OSError as error:
+                raise RelayRefused(f"{client.listener} can't be reached: {error}") from error
+        try:
+            listener = self.gateway.listeners[client.listener]
+        except KeyError:
+            raise RelayRefused(
+                f"this replica has no MQTT listener {client.listener!r}; give all nodes of the cluster the same listeners"
+            ) from None
+        ours, theirs = socket.socketpair()
+        listener.take(theirs, client.host, client.port)
+        return ours
+
+    def _must_restart(self, why: str) -> None:
+        self._is_ready = False
+        logger.warning("replica.restarts", why=why)
+        self.on_restart()
 
     async def stop(self) -> None:
-        """Close the listeners and all connections, finish the current group commit, flush the index, and close the store."""
+        """Close the listeners and all connections, finish the current group commit, flush the index, and close the store.
+
+        A replica that leads hands over to another one first.
+        """
         self._is_ready = False
         self._loop_lag.stop()
         self._key_sets.stop()
+        if self._opening is not None:
+            await asyncio.wait((self._opening,))
         await self._holding.stop()
         await self._control.stop()
-        await self.gateway.stop()
-        await self._pop_server.stop()
-        self._parts.stop()
+        if self._serves:
+            await self.gateway.stop()
+            await self._pop_server.stop()
+            self._parts.stop()
+        if self._relaying is not None:
+            await self._relaying.stop()
+        if self._replication is not None:
+            await self._replication.stop()
         await self._admin.stop()
         await self.store.close()
         self._lock.release()
@@ -281,10 +436,11 @@ class Node:
     def state(self) -> dict[str, Any]:
         """Return what `/api/v1/state` shows of this node."""
         listen = {"pop": str(self.grpc), "admin": str(self.admin)}
-        for listener in self.gateway.listeners:
+        for listener in self.gateway.listeners if self._serves or self._relaying is None else self._relaying.mqtt_listeners:
             listen["mqtt" if listener.name == PLAIN_NAME else f"mqtt.{listener.name}"] = str(listener)
         parts = state_of(self.store, self.recovery, self.gateway, self.delayed, self.transactions, self.pop)
-        return {"ready": self._is_ready, "listen": listen, **parts}
+        replication = {"replication": self._replication.state()} if self._replication is not None else {}
+        return {"ready": self._is_ready, "listen": listen, **replication, **parts}
 
     def _make_registry(self) -> CollectorRegistry:
         rocketmq = self.rocketmq
@@ -311,7 +467,14 @@ class Node:
                 self._totaller,
             ),
             *tracing,
+            *self._replication_collectors(),
         )
+
+    def _replication_collectors(self) -> list[Collector]:
+        relaying = self._relaying
+        if self._replication is None:
+            return []
+        return [ReplicationCollector(self._replication, lambda: relaying.relayed if relaying is not None else 0)]
 
     def _level(self) -> str:
         return self.store.space.level.name.lower()
@@ -320,6 +483,12 @@ class Node:
         """End the process at once. Data since the last sync may be lost, so nothing more may be acknowledged."""
         logger.critical("store.failed", error=str(error), durable=self.store.durable_position)
         os._exit(EXIT_INDEX_DAMAGED if self.store.is_index_damaged else EXIT_STORE_FAILED)
+
+
+def _replica_failed(error: Exception) -> None:
+    """End the process at once, and leave its data as they are."""
+    logger.critical("replica.failed", error=str(error))
+    os._exit(EXIT_REPLICA_FAILED)
 
 
 def _log_recovery(recovery: Recovery) -> None:

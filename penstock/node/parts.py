@@ -95,6 +95,10 @@ class NodeParts:
             store_failed: see `Store.start`.
         """
         self.store.start(loop, store_failed)
+        self.fire(loop)
+
+    def fire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fire what is due on `loop`, from now on. The store must have caught up, and have been started."""
         cancel_replaced(self.timer_keys, self.delayed, self.store.space)  # before anything fires
         self.delayed.start(loop)
         self.schedules.start(loop)

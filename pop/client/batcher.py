@@ -178,7 +178,8 @@ class Batcher(Generic[Q, A]):
             return
         self._is_due.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_due.wait(), self._linger_s)
+            async with asyncio.timeout(self._linger_s):
+                await self._is_due.wait()
 
     def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
         batch = [self._waiting.popleft()]

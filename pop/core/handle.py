@@ -95,6 +95,13 @@ def load_secret(data_dir: Path, *, files: Files = SYSTEM_FILES) -> bytes:
     return secret
 
 
+def keep_secret(data_dir: Path, secret: bytes, *, files: Files = SYSTEM_FILES) -> None:
+    """Replace the secret of a data directory by that of another replica of the same data. Raises ValueError, OSError."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"the leader's secret has {len(secret)} bytes, not {SECRET_BYTES}; all replicas must have one version")
+    replace_file(files, data_dir / SECRET, secret, permissions=0o600)
+
+
 class Handles:
     """Makes and reads handles.
 
@@ -105,6 +112,10 @@ class Handles:
     __slots__ = ("_key",)
 
     def __init__(self, secret: bytes) -> None:
+        self._key = shake_128(secret)
+
+    def use(self, secret: bytes) -> None:
+        """Sign with another secret from now on. Handles that the last one has signed are void."""
         self._key = shake_128(secret)
 
     def _codes(self, name: bytes, count: int) -> bytes:

@@ -133,7 +133,8 @@ class ClientCommands:
         self._pending[client.id, nonce] = waiting
         try:
             self._put(client, command)
-            return await asyncio.wait_for(waiting, ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                return await waiting
         except TimeoutError:
             raise Refused(
                 Code.PRECONDITION_FAILED,

@@ -176,7 +176,8 @@ class PullConsumers:
                     await asyncio.sleep(0)  # A filter that selects few messages lets others have their turn.
                     continue
                 try:
-                    await asyncio.wait_for(arrived.wait(), ends_s - loop.time())
+                    async with asyncio.timeout_at(ends_s):
+                        await arrived.wait()
                 except TimeoutError:
                     return pulled
         finally:

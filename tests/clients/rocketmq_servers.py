@@ -15,6 +15,7 @@ import pytest
 from penstock import SyncClient, group_settings
 from penstock.pop.rocketmq.names import encode
 from tests.system.processes import NodeProcess
+from tests.waiting import PROCESS_S
 
 PEER = os.environ.get("PENSTOCK_ROCKETMQ_PEER", "")
 """`HOST:PORT` of the gRPC port of Apache's server; empty if there is none."""
@@ -65,4 +66,4 @@ class Server:
 
     def _admin(self, *words: str) -> None:
         command = [*shlex.split(PEER_ADMIN), words[0], "-n", PEER_NAMES, "-c", CLUSTER, *words[1:]]
-        subprocess.run(command, check=True, timeout=60, capture_output=True)
+        subprocess.run(command, check=True, timeout=PROCESS_S, capture_output=True)

@@ -702,8 +702,59 @@ async def test_an_asgi_application_tells_its_health(node: Node, broker: Penstock
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         async with app.start_lifespan_context():
+            await until(lambda: broker.running)
             assert (await http.get("/health")).status_code == 204
         assert (await http.get("/health")).status_code == 500
+
+
+async def test_a_broker_that_has_not_started_is_not_healthy_and_stops(node: Node) -> None:
+    broker = PenstockBroker(node.target, logger=None)
+    app = AsgiFastStream(broker, logger=None)
+    asked, may_start = asyncio.Event(), asyncio.Event()
+
+    @broker.subscriber(FILTER, group=GROUP)
+    async def bill(body: bytes) -> None: ...
+
+    async def wait() -> None:
+        asked.set()
+        await may_start.wait()
+
+    (subscriber,) = broker.subscribers
+    start = subscriber.start
+
+    async def start_late() -> None:
+        await wait()
+        await start()
+
+    subscriber.start = start_late  # type: ignore[method-assign]
+    async with app.start_lifespan_context():
+        await asked.wait()
+        assert not await broker.ping(), "no subscriber gets messages yet"
+    assert not broker.running
+    may_start.set()
+    async with app.start_lifespan_context():
+        await until(lambda: broker.running)
+        assert await broker.ping()
+    starting = asyncio.create_task(broker.start())
+    may_start.clear()
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait((starting,))
+    assert starting.cancelled(), "who cancels a start is told so"
+    await broker.stop()
+
+
+async def test_a_broker_stops_while_its_node_is_away() -> None:
+    broker = PenstockBroker("127.0.0.1:1", logger=None)
+
+    @broker.subscriber(FILTER, group=GROUP, settings=group_settings(attempts_max=3))
+    async def bill(body: bytes) -> None: ...
+
+    starting = asyncio.create_task(broker.start())
+    await asyncio.sleep(0.2)
+    assert not starting.done(), "it waits for the node"
+    await broker.stop()
+    await starting
 
 
 async def test_fastapi_s_dependencies_paths_and_requests_work_in_handlers(node: Node, broker: PenstockBroker) -> None:

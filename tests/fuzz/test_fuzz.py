@@ -21,6 +21,7 @@ from tests.fuzz.search import search, search_calls, search_codec, search_listene
 from tests.fuzz.sequences import REFUSED, VIOLATIONS, Player, Sequence, Step, sequences
 from tests.fuzz.target import ROOT, Hang, Target, deadline
 from tests.fuzz.wires import TRANSPORTS
+from tests.waiting import PROCESS_S
 
 EXAMPLES = 100 * DEPTH
 CONNECTED = Step("connect", ("seq-1", True, 100, 0))
@@ -83,7 +84,7 @@ def test_the_coverage_guided_search_runs(tmp_path: Path) -> None:
         pytest.skip(f"atheris is not installed: {install_hint('fuzz')}; there are wheels for Linux on x86-64")
     # libFuzzer judges by the peak of resident memory, which a process inherits from the one that starts it. A shell is small.
     command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "tests.fuzz.guided", "2", str(tmp_path)]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S)
     assert found.returncode == 0, found.stderr[-2000:]
     assert "stat::number_of_executed_units" in found.stderr
     assert list(tmp_path.glob("failed-*")) == []

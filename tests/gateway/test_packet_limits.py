@@ -84,11 +84,14 @@ EXPENSIVE: dict[str, tuple[Callable[[], bytes], Callable[[Packet], Any]]] = {
 def test_a_packet_with_too_many_fields_is_refused_before_it_is_parsed(name: str) -> None:
     make, parse = EXPENSIVE[name]
     data = make()
-    began = time.process_time()
-    with pytest.raises(TooManyFields, match=r"has more than (256 user properties|1000 topic filters): see mqtt\.") as found:
-        parse(body_of(data))
-    assert time.process_time() - began < SECONDS_MAX
-    assert found.value.reason is ReasonCode.QUOTA_EXCEEDED
+    took = []
+    for _ in range(3):  # the garbage collector of a large test process may slow one of them down
+        began = time.process_time()
+        with pytest.raises(TooManyFields, match=r"has more than (256 user properties|1000 topic filters): see mqtt\.") as found:
+            parse(body_of(data))
+        took.append(time.process_time() - began)
+        assert found.value.reason is ReasonCode.QUOTA_EXCEEDED
+    assert min(took) < SECONDS_MAX
 
 
 def test_as_many_fields_as_allowed_are_parsed() -> None:

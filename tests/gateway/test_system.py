@@ -53,6 +53,19 @@ async def test_changed_values_are_published_every_interval_and_nothing_is_stored
     assert broker.stored() == []
 
 
+async def test_a_new_subscription_does_not_get_its_first_values_twice(broker: Broker) -> None:
+    """A turn that came after the SUBACK used to publish all of them again, as the first one or the first for long."""
+    early = await broker.connect("early")
+    await early.subscribe(("$SYS/broker/version", 0))
+    pass_time(broker.node.gateway, 1)
+    assert len(await early.messages()) == 1
+    await early.unsubscribe("$SYS/broker/version")
+    pass_time(broker.node.gateway, 15)
+    await early.subscribe(("$SYS/broker/version", 0))
+    pass_time(broker.node.gateway, 1)
+    assert [message.retain for message in await early.messages()] == [True]
+
+
 async def test_they_can_be_switched_off(start_broker: StartBroker) -> None:
     broker = await start_broker(sys_interval_s=0)
     watcher = await broker.connect("watcher")

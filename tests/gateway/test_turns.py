@@ -268,11 +268,14 @@ async def test_a_read_full_of_small_frames_does_not_hold_up_others(start_broker:
     client = await connected(broker, b"flood", opened)
     connection = broker.connection("flood")
     unit = frame.serialize(mask=True)
-    began = time.thread_time()
-    connection._transport.data_received(unit * (READ_BYTES // len(unit)))  # type: ignore[union-attr]
-    assert time.thread_time() - began < 0.1  # On the tree before it took 0.5 to 1.3 s.
-    await until(lambda: not len(broker.node.gateway.overtime))
-    if frame.data:
-        expected = PINGRESP_BYTES * (READ_BYTES // len(unit))
-        await client.packets(expected=expected)
+    took = []
+    for _ in range(3):  # the garbage collector of a large test process may slow one of them down
+        began = time.thread_time()
+        connection._transport.data_received(unit * (READ_BYTES // len(unit)))  # type: ignore[union-attr]
+        took.append(time.thread_time() - began)
+        await until(lambda: not len(broker.node.gateway.overtime))
+        if frame.data:
+            expected = PINGRESP_BYTES * (READ_BYTES // len(unit))
+            await client.packets(expected=expected)
+    assert min(took) < 0.1  # On the tree before it took 0.5 to 1.3 s.
     client.writer.transport.abort()

@@ -178,6 +178,17 @@ async def test_a_signed_token_brings_its_roles(start: Start) -> None:
     assert await listening.show(jwt.encode(claims | {"roles": ["operator"], "exp": 1_600_000_000}, SECRET, "HS256")) == 401
 
 
+async def test_a_banned_address_gets_nothing_and_costs_no_hash(start: Start) -> None:
+    listening = await start(EVERYWHERE)
+    assert await listening.log_in("ann", PASSWORD) == 200
+    listening.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
+    for status in (await listening.log_in("ann", "wrong"), await listening.show("s3cret"), await listening.ask(METRICS)):
+        assert status == 403  # 401 would mean that the password was hashed
+    assert await listening.ask("/healthz") == 200
+    listening.access.lift("address", "127.0.0.0/8", by="test")
+    assert await listening.log_in("ann", PASSWORD) == 200
+
+
 async def test_whoever_is_banned_gets_nothing(start: Start) -> None:
     listening = await start(EVERYWHERE)
     listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")

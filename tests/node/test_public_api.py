@@ -28,6 +28,7 @@ from penstock import (
     TransactionCalls,
 )
 from penstock.pop import errors
+from tests.waiting import PROCESS_S
 
 PAIRS = [
     (Client, SyncClient),
@@ -103,6 +104,6 @@ def test_a_type_checker_knows_the_types_of_the_api(tmp_path: Path) -> None:
     program = tmp_path / "service.py"
     program.write_text("import penstock\nreveal_type(penstock.SyncClient('x').send)\nreveal_type(penstock.Overloaded)\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(program)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert "penstock.pop.client.outgoing.SendReceipt" in ended.stdout, ended.stdout
     assert "def (*args: object) -> penstock.pop.errors.Overloaded" in ended.stdout.replace("builtins.", "")

@@ -76,6 +76,7 @@ class Parts:
         clock: by default a clock that only the test moves.
         files: has the data directory.
         more: returns further parts for the store, which recover with the others.
+        is_following: Whether the store only loads what its index has, and gets the records of a leader.
         waits_by_default: Whether failed messages wait for the node's default back-off. Most tests look at their next attempt.
     """
 
@@ -91,6 +92,7 @@ class Parts:
         files: Files = SYSTEM_FILES,
         more: Callable[[Store], Iterable[Part]] = lambda _: (),
         waits_by_default: bool = False,
+        is_following: bool = False,
     ) -> None:
         pop = pop or PopOptions()
         if not waits_by_default:
@@ -119,8 +121,11 @@ class Parts:
         self.store.add_part(self.core.part)
         for part in more(self.store):
             self.store.add_part(part)
-        self.recovery: Recovery = self.store.recover()
         self._closed = False
+        if is_following:
+            self.store.load()
+            return
+        self.recovery: Recovery = self.store.recover()
         cancel_replaced(self.timer_keys, self.delayed, self.store.space)
         self.settle_queues()
 

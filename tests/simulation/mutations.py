@@ -34,8 +34,9 @@ from penstock.store.files import Files
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.index import Batch, Covered
 from penstock.store.lightqueue import entries_array
+from penstock.store.queues import Queues
 from penstock.store.record import Record
-from penstock.store.recovery import Replay
+from penstock.store.recovery import REPLAY_BYTES, Replay
 from penstock.store.retention import Retention
 from penstock.store.segment import Segment
 from penstock.store.snapshot import SnapshotWriter
@@ -182,13 +183,13 @@ def send_before_the_packet_ids(patch: Patch) -> None:
 
 def lose_acknowledgements_in_a_replay(patch: Patch) -> None:
     """A replay skips acknowledgements of POP."""
-    run, apply_ack = Replay.run, DeliveryChanges._apply_ack
+    step, apply_ack = Replay.step, DeliveryChanges._apply_ack
     under_way: list[Replay] = []
 
-    def run_noted(replay: Replay, position: int) -> int:
+    def step_noted(replay: Replay, until: int, bytes_max: int = REPLAY_BYTES) -> None:
         under_way.append(replay)
         try:
-            return run(replay, position)
+            step(replay, until, bytes_max)
         finally:
             under_way.pop()
 
@@ -196,7 +197,7 @@ def lose_acknowledgements_in_a_replay(patch: Patch) -> None:
         if not under_way:
             apply_ack(changes, record)
 
-    patch.setattr(Replay, "run", run_noted)
+    patch.setattr(Replay, "step", step_noted)
     patch.setattr(DeliveryChanges, "_apply_ack", apply_unless_replayed)
 
 
@@ -421,6 +422,16 @@ def answer_before_a_cancellation_is_stored(patch: Patch) -> None:
     patch.setattr(TimerServicer, "CancelTimer", cancel)
 
 
+def fill_beyond_what_is_applied(patch: Patch) -> None:
+    """A follower fills queues with what it has not applied yet."""
+    backfill = Queues.backfill
+
+    def backfill_all(queues: Queues, is_over: Callable[[], bool] = lambda: False, applied: int | None = None) -> bool:
+        return backfill(queues, is_over, None if applied is None else queues._log.written)
+
+    patch.setattr(Queues, "backfill", backfill_all)
+
+
 MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (
@@ -465,6 +476,7 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
         forget_keys,
         answer_before_a_cancellation_is_stored,
         keep_what_was_replaced,
+        fill_beyond_what_is_applied,
     )
 }
 """All mutations by name."""

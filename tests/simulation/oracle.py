@@ -72,6 +72,8 @@ class Oracle:
         self.sent: dict[int, Sent] = {}
         self.expired_before = 0
         """The greatest position before which records have expired."""
+        self.dropped_before = 0
+        """The greatest position at which the log has ever begun. A repair may put a segment with a mark before it."""
         self.scanned = 0
         self.was_repaired = False
         self._damaged: list[tuple[int, int]] = []
@@ -130,6 +132,7 @@ class Oracle:
     def scan(self, store: Store, until: int) -> None:
         """Look at the records up to `until` that were not seen before: they are durable."""
         self.expired_before = max(self.expired_before, store.retention.expires_before)
+        self.dropped_before = max(self.dropped_before, store.log.start)
         start = max(self.scanned, store.log.start)
         if until > start:
             for record in store.log.scan(start, until):
@@ -170,6 +173,7 @@ class Oracle:
         """Check the whole log after a start."""
         start = store.log.start
         self.expired_before = max(self.expired_before, start)
+        self.dropped_before = max(self.dropped_before, start)
         if store.log.written < self.scanned and not self._damaged:
             raise Violation(f"the log was durable up to {self.scanned} and ends at {store.log.written}")
         try:
@@ -180,7 +184,7 @@ class Oracle:
             if message.is_exempt:
                 continue
             here = found.get(message.number, set())
-            missing = {position for position in message.positions if position >= start} - here
+            missing = {position for position in message.positions if position >= self.dropped_before} - here
             if missing:
                 raise Violation(f"{message} was durable and is gone from {sorted(missing)}")
             if message.acked_at and message.qos and not here and not message.positions:

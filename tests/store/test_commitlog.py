@@ -16,6 +16,7 @@ from penstock.store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
 from penstock.store.segment import Segment, segment_base, segment_name
 from penstock.store.tail import Tail
 from tests.depth import DEPTH
+from tests.store.replicating import stretches
 
 NOW_MS = 1_700_000_000_000
 SEGMENT_BYTES = 256
@@ -570,3 +571,139 @@ def test_a_log_killed_before_it_cuts_a_sealed_segment_recovers(tmp_path: Path, m
     append(again, 1, first=PER_SEGMENT)
     assert numbers(again) == list(range(PER_SEGMENT + 1))
     again.close()
+
+
+# --- replicas -------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_has_the_same_records_at_the_same_positions(tmp_path: Path) -> None:
+    leader, _ = opened(tmp_path / "leader")
+    append(leader, 3 * PER_SEGMENT + 1)
+    follower, _ = opened(tmp_path / "follower")
+    for position, data, begins_segment in stretches(leader, 0, 2):
+        if begins_segment and position:
+            follower.roll()
+        follower.put(position, data)
+    assert numbers(follower) == numbers(leader)
+    assert follower.segments() == leader.segments()
+    for log in (leader, follower):
+        log.close()
+    for one, other in zip(segments(tmp_path / "leader"), segments(tmp_path / "follower"), strict=True):
+        assert one.read_bytes().rstrip(b"\0") == other.read_bytes().rstrip(b"\0")
+
+
+def test_a_replica_with_small_segments_holds_records_that_are_larger(tmp_path: Path) -> None:
+    follower, _ = opened(tmp_path)
+    data = message(7, 4 * SEGMENT_BYTES)
+    follower.put(0, message(6))
+    follower.put(RECORD_BYTES, data)
+    assert numbers(follower) == [6, 7]
+    follower.close()
+    follower, _ = opened(tmp_path)
+    assert numbers(follower) == [6, 7]
+    follower.close()
+
+
+@settings(max_examples=10 * DEPTH)
+@given(data=st.data())
+def test_a_log_that_is_cut_anywhere_goes_on_from_there(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    data_dir = tmp_path_factory.mktemp("log")
+    log, _ = opened(data_dir)
+    model: list[tuple[int, int]] = []
+    for number in range(data.draw(st.integers(1, 12))):
+        for _ in range(data.draw(st.integers(0, 2 * PER_SEGMENT))):
+            size = data.draw(st.integers(HEADER_BYTES + 9, LARGEST))
+            model.append((add(log, message(number, size)), number))
+            log.write()
+        is_marked = data.draw(st.booleans())
+        if model and is_marked:
+            log.mark(data.draw(st.integers(0, log.written)))
+        if model:
+            kept = data.draw(st.integers(0, len(model)))
+            position = model[kept][0] if kept < len(model) else log.end
+            log.cut_to(position)
+            del model[kept:]
+            assert log.written == log.end == position
+        if data.draw(st.booleans()):
+            if data.draw(st.booleans()):
+                log.close()
+            else:
+                log.abandon()
+            log, _ = opened(data_dir)
+        assert [(found.position, found.store_ms - NOW_MS) for found in log.scan(0)] == model
+    log.close()
+
+
+def test_a_log_can_t_be_cut_before_its_beginning(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 3 * PER_SEGMENT)
+    log.sync()
+    log.drop_before(log.segments()[1][0])
+    with pytest.raises(PositionUnknown, match="the log begins at position 240, so it can't be cut at 60"):
+        log.cut_to(RECORD_BYTES)
+    assert len(numbers(log)) == 2 * PER_SEGMENT
+    log.cut_to(log.start)
+    assert (numbers(log), log.end) == ([], log.start)
+    log.close()
+    log, _ = opened(tmp_path)
+    assert (log.start, log.end) == (4 * RECORD_BYTES, 4 * RECORD_BYTES)
+    log.close()
+
+
+class Killed(Exception):
+    """Raised where a process is killed."""
+
+
+class MortalFiles(SystemFiles):
+    """Files of a process that is killed after some calls."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def _count(self) -> None:
+        self.calls -= 1
+        if self.calls < 0:
+            raise Killed
+
+    def unlink(self, path: Path) -> None:
+        self._count()
+        super().unlink(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._count()
+        super().sync_directory(path)
+
+    def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o600) -> File:
+        self._count()
+        return super().open(path, mode, permissions=permissions)
+
+
+def test_a_cut_that_is_killed_anywhere_leaves_a_log_that_can_be_cut_again(tmp_path: Path) -> None:
+    position = 2 * RECORD_BYTES
+    for calls in range(100):
+        data_dir = tmp_path / str(calls)
+        files = MortalFiles(10_000)
+        log, _ = opened(data_dir, files=files)
+        append(log, 4 * PER_SEGMENT)
+        log.sync()
+        log.mark(log.written)
+        files.calls = calls
+        try:
+            log.cut_to(position)
+        except Killed:
+            log.abandon()
+            log, _ = opened(data_dir)
+            count = len(numbers(log))
+            assert numbers(log) == list(range(count))
+            assert count >= 2
+            log.cut_to(position)
+            assert numbers(log) == [0, 1]
+            append(log, 1, first=99)
+            assert numbers(log) == [0, 1, 99]
+            log.close()
+        else:
+            log.close()
+            assert calls > 4, "it was killed at some calls"
+            return
+    raise AssertionError("a cut takes fewer than 100 calls")

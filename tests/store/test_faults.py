@@ -23,6 +23,7 @@ from penstock.store.space import Level
 from tests.depth import DEPTH
 from tests.store.faults import CALLS, Faults
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
+from tests.waiting import PROCESS_S
 
 SEGMENT_BYTES = 2 * KIB
 ROOT = Path(__file__).parents[2]
@@ -198,8 +199,8 @@ def test_a_failed_sync_ends_a_node_with_status_70_and_one_line_and_the_node_can_
                 (child,) = (Path(f"/proc/{node.pid}/task/{node.pid}/children")).read_text().split()
                 os.kill(int(child), signal.SIGKILL)
             publish = [sys.executable, "-m", "penstock", "pub", "plant/1", "lost", "--mqtt", mqtt]
-            assert subprocess.run(publish, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode != 0
-            _, log = node.communicate(timeout=60)
+            assert subprocess.run(publish, cwd=ROOT, capture_output=True, timeout=PROCESS_S, check=False).returncode != 0
+            _, log = node.communicate(timeout=PROCESS_S)
         finally:
             node.kill()
     assert node.returncode == 70

@@ -21,7 +21,7 @@ from penstock.pop.core.outcome import VisibilityChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
-from penstock.store.backfill import Backfill
+from penstock.store.backfill import Backfill, LogStretches
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import LogCorrupt
@@ -333,10 +333,10 @@ def test_a_running_node_delivers_everything_except_damaged_records(
     every = LightQueue(77, "#", whole.store.index, 0)
 
     def filled() -> set[int]:
-        filling = Backfill(log, every, 0)
+        filling = Backfill(LogStretches(log), every, 0)
         found = set()
         while filling.position < log.written:
-            found |= {position for position, _, _ in filling.slice()}
+            found |= {position for position, _, _ in filling.slice(filling.reach())}
         return found
 
     def readable() -> set[int]:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.store import backfill as backfill_module
 from penstock.store import catalogue as catalogue_module
+from penstock.store.block import Block, read_block
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.catalogue import load_count_from
+from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from penstock.store.index import KeySpace
 from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
@@ -409,6 +411,44 @@ def publish_some(store: Store, first: int, count: int) -> list[tuple[str, str]]:
 
 def expected(sent: list[tuple[str, str]], topic_filter: str) -> list[str]:
     return [body for topic, body in sent if matches(topic_filter, topic)]
+
+
+def test_queues_that_are_rebuilt_together_read_the_log_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill_module, "SLICE_BYTES", 2_000)
+    monkeypatch.setattr(backfill_module, "SLICE_BYTES_MIN", 2_000)
+    sent = publish_some(store, 0, 200)
+    store.commit()
+    queues = [store.queues.declare(each, "group:a", "earliest") for each in ("plant/+/temp", "#", "+/1/temp", "office/+/temp")]
+    read: list[int] = []
+
+    def noting(log: CommitLog, position: int, bytes_max: int) -> Block:
+        read.append(position)
+        return read_block(log, position, bytes_max)
+
+    monkeypatch.setattr(backfill_module, "read_block", noting)
+    fill(store)
+    for queue in queues:
+        assert bodies(store, queue) == expected(sent, queue.filter)
+    assert len(read) > 3
+    assert len(read) == len(set(read))
+
+
+def test_backfills_that_got_no_time_come_first_the_next_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill_module, "SLICE_BYTES", 400)
+    publish_some(store, 0, 40)
+    store.commit()
+    first = store.queues.declare("plant/+/temp", "group:a", "earliest")
+    store.commit()
+    store.queues.backfill(lambda: True)
+    second = store.queues.declare("#", "group:a", "earliest")
+    store.commit()
+    gained: list[list[bool]] = []
+    for _ in range(4):
+        before = [first.next_offset, second.next_offset]
+        store.queues.backfill(lambda: True)
+        store.commit()
+        gained.append([now > was for now, was in zip([first.next_offset, second.next_offset], before, strict=True)])
+    assert gained == [[True, False], [False, True], [True, False], [False, True]]
 
 
 @pytest.mark.usefixtures("small_slices")

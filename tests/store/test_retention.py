@@ -109,6 +109,20 @@ def test_the_oldest_segments_are_dropped_when_the_log_is_too_large(tmp_path: Pat
     close(store)
 
 
+def test_an_expiry_does_not_wait_for_a_moment_without_a_snapshot_under_way(tmp_path: Path, clock: ManualClock) -> None:
+    """A busy log begins a segment, and with it a snapshot, more often than it is asked what must go."""
+    store = reopened(tmp_path / "data", clock, retention_ms=0, retention_bytes=4 * SEGMENT_BYTES)
+    publish_segments(store, 12)
+    while not store.retention.busy:
+        publish(store, "plant/1", "x" * 96)
+        store.commit()
+    store.retention.begin_due()
+    assert not store.retention.is_behind
+    work_on(store)
+    assert store.log.written - store.log.start <= 5 * SEGMENT_BYTES
+    close(store)
+
+
 def test_without_bounds_nothing_is_dropped_and_no_snapshot_is_taken(tmp_path: Path, clock: ManualClock) -> None:
     store = reopened(tmp_path / "data", clock, retention_ms=0)
     publish_segments(store, 5)

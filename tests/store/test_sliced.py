@@ -12,6 +12,7 @@ from penstock.store.clock import SystemClock
 from penstock.store.errors import DiskFull
 from penstock.store.sliced import SLICE_S, SlicedJob
 from tests.clock import ManualClock
+from tests.waiting import until
 
 
 def job_of(work: Callable[[float], bool], pause_s: float = 0.001) -> SlicedJob:
@@ -41,6 +42,19 @@ async def test_a_job_runs_until_no_work_is_left(pause_s: float) -> None:
     assert work.left == 3
     await work.done.wait()
     assert not job.is_scheduled
+
+
+async def test_a_job_that_falls_behind_has_no_pause() -> None:
+    work, behind = Countdown(10**9), True
+    job = SlicedJob(asyncio.get_running_loop(), SystemClock(), work, pause_s=3_600, is_urgent=lambda: behind)
+    job.wake()
+    await until(lambda: work.left < 10**9 - 10)
+    behind = False
+    await asyncio.sleep(0.001)
+    left = work.left
+    await asyncio.sleep(0.02)
+    assert work.left == left
+    job.stop()
 
 
 async def test_a_slice_is_told_when_it_must_return() -> None:

@@ -16,15 +16,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.store import backfill as backfill_module
-from penstock.store import housekeeping, recovery
+from penstock.store import housekeeping, logepochs, recovery
 from penstock.store.commitlog import ALLOCATE_BYTES
+from penstock.store.epochs import EpochTable
 from penstock.store.errors import LogCorrupt, RecordTooLarge
 from penstock.store.files import Usage
 from penstock.store.index import Batch, Covered, Index, KeySpace
 from penstock.store.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
 from penstock.store.options import GIB, KIB, MIB
 from penstock.store.part import Apply
-from penstock.store.record import Flag, Kind, Record, encode
+from penstock.store.record import EPOCH_FIXED, Flag, Kind, Record, encode
 from penstock.store.segment import Segment
 from penstock.store.store import Store
 from penstock.store.syncmark import Ending, SyncMark
@@ -433,6 +434,64 @@ async def test_the_durable_position_follows_the_syncs(tmp_path: Path) -> None:
     covered = store.index.covered()
     assert covered is not None
     assert covered.durable == covered.position == store.log.end
+    close(store)
+
+
+# --- replication ----------------------------------------------------------------------------------------------------
+
+
+async def test_with_replication_callbacks_wait_until_somebody_says_what_is_committed(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    loop, failures, synced = asyncio.get_running_loop(), list[OSError](), list[int]()
+    store.start(loop, failures.append, lambda: synced.append(store.durable_position))
+    fired: list[str] = []
+    publish(store, "plant/1", "a")
+    store.when_durable(lambda: fired.append("a"))
+    await until(lambda: synced)
+    first = store.durable_position
+    assert (fired, store.committed_position, first) == ([], 0, store.log.written)
+    publish(store, "plant/1", "b")
+    store.when_durable(lambda: fired.append("b"))
+    await until(lambda: store.durable_position == store.log.end > first)
+    store.commit_to(first - 1)
+    assert fired == []
+    store.commit_to(first)
+    assert (fired, store.is_committed(first), store.is_committed(first + 1)) == (["a"], True, False)
+    store.commit_to(first - 1)
+    assert store.committed_position == first, "what is committed stays so"
+    store.commit_to(store.log.end)
+    assert fired == ["a", "b"]
+    publish(store, "plant/1", "c")
+    store.when_durable(lambda: fired.append("c"))
+    await store.close()
+    assert (fired, failures) == (["a", "b"], []), "an orderly end commits nothing that others do not have"
+
+
+def test_the_epochs_of_a_log_survive_a_restart_and_a_rebuilt_index(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    publish(store, "plant/1", "before the first epoch")
+    begins = []
+    for number in (1, 2, 5):
+        begins.append((number, store.append(Kind.EPOCH_BEGUN, EPOCH_FIXED.pack(number, 0xA))))
+        publish(store, "plant/1", str(number))
+    store.commit()
+    assert store.epochs.table == EpochTable(begins)
+    close(store)
+    store = open_store(tmp_path / "data")
+    assert store.epochs.table == EpochTable(begins)
+    close(store)
+    Index.destroy(tmp_path / "data")
+    store = open_store(tmp_path / "data")
+    assert store.epochs.table == EpochTable(begins)
+    close(store)
+
+
+def test_a_log_remembers_its_last_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logepochs, "EPOCHS_REMEMBERED", 3)
+    store = open_store(tmp_path / "data")
+    begins = [(number, store.append(Kind.EPOCH_BEGUN, EPOCH_FIXED.pack(number, 0xA))) for number in range(1, 6)]
+    store.commit()
+    assert store.epochs.table == EpochTable(begins[-3:])
     close(store)
 
 

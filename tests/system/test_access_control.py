@@ -25,7 +25,8 @@ file = "access.toml"
 password_file = "passwords"
 audit_file = "audit.jsonl"
 """
-WAIT_S = 30
+WAIT_S = 90
+BUSY = 0x89
 
 
 class Device:
@@ -43,6 +44,12 @@ class Device:
         client.on_message = lambda *found: self.bodies.put(found[2].payload)
         client.connect("127.0.0.1", node.port("mqtt"))
         client.loop_start()
+
+    def logged_in(self) -> int:
+        """Return the reason of the CONNACK. The client comes again by itself when the server is busy with other processes."""
+        while (code := self.codes.get(timeout=WAIT_S)) in (BUSY, -1):
+            pass
+        return code
 
     def subscribe(self, topic_filter: str) -> int:
         self.client.subscribe(topic_filter, 1)
@@ -67,10 +74,10 @@ def test_the_guide_leads_to_a_node_that_does_what_it_says(folder: Path, node: No
     data = str(node.data_dir)
     node.start("--config", str(folder / "penstock.toml"), directory=folder)
     stranger = Device(node, "sensor-7", "wrong")
-    assert stranger.codes.get(timeout=WAIT_S) == 0x86
+    assert stranger.logged_in() == 0x86
     stranger.close()
     sensor, kiosk = (Device(node, user, f"password of {user}") for user in ("sensor-7", "kiosk-1"))
-    assert [device.codes.get(timeout=WAIT_S) for device in (sensor, kiosk)] == [0, 0]
+    assert [device.logged_in() for device in (sensor, kiosk)] == [0, 0]
     assert [kiosk.subscribe(asked) for asked in ("plant/#", "hr/#", "#")] == [1, 0x87, 0x87]
     assert sensor.subscribe("commands/sensor-7/#") == 1
     for topic in ("plant/sensor-8/t", "plant/sensor-7/t"):

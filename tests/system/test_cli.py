@@ -12,6 +12,7 @@ import pytest
 
 from tests.gateway.packet_cases import connect, subscribe
 from tests.system.processes import ROOT, NodeProcess, run_penstock
+from tests.waiting import PROCESS_S
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_pub_reaches_sub(running: NodeProcess) -> None:
     # The messages are retained, so the order of subscription and messages does not matter.
     for topic in ("a/1", "a/2"):
         assert run_penstock("pub", topic, f"body of {topic}", "--retain", "--mqtt", mqtt).returncode == 0
-    seen = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    seen = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S, check=True)
     assert [json.loads(line) for line in seen.stdout.splitlines()] == [
         {"topic": "a/1", "body": "body of a/1"},
         {"topic": "a/2", "body": "body of a/2"},

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.system.processes import ROOT, NodeProcess, run_penstock
+from tests.waiting import PROCESS_S
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_a_reader_that_has_read_enough_is_no_error(node: NodeProcess) -> None:
     for number in range(5):
         run(node, "send", "a/1", str(number) * 20_000)
     command = f"{sys.executable} -m penstock inspect log --data-dir {node.data_dir} --json | head -c 10 >&2"
-    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert len(ended.stderr) == 10
 
 

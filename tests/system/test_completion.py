@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.processes import run_penstock
+from tests.waiting import PROCESS_S
 
 pytest.importorskip("shtab")
 
@@ -42,7 +43,7 @@ def script(tmp_path: Path) -> Path:
 )
 def test_bash_completes_commands_options_and_choices(script: Path, words: str, expected: list[str]) -> None:
     command = ["bash", "-c", COMPLETE.format(script=script, words=words)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert sorted(word.strip() for word in ended.stdout.split()) == expected, ended.stderr
 
 

@@ -22,7 +22,7 @@ from penstock import NotAuthenticated, NotPermitted, Security, SyncClient
 from tests.gateway.certificates import Authority
 from tests.system.processes import ROOT, NodeProcess
 
-WAIT_S = 30
+WAIT_S = 90
 LET_OTHERS_IN = (ROOT / "README.md").read_text("utf-8").partition("## Let others in")[2].partition("\n## ")[0]
 PASSWORDS = {"sensor-7": "s3cret", "kiosk-1": "s3same"}
 

@@ -13,7 +13,7 @@ import pytest
 from tests.system.processes import ROOT, NodeProcess
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-RUN_S = 60
+RUN_S = 240
 
 EXPECTED = {
     "native_asyncio.py": ["consumed 100", "streamed"],

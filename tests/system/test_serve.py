@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.processes import NodeProcess, run_penstock
+from tests.waiting import PROCESS_S
 
 run_anew = partial(run_penstock, anew=True)
 
@@ -121,12 +122,12 @@ def test_mosquittos_own_tools_work(node: NodeProcess) -> None:
     node.start()
     port = str(node.port("mqtt"))
     publish = ["mosquitto_pub", "-p", port, "-q", "1", "-r"]
-    subprocess.run([*publish, "-t", "home/kitchen/light", "-m", "on"], check=True, timeout=20)
-    subprocess.run([*publish, "-t", "home/hall/light", "-m", "off"], check=True, timeout=20)
+    subprocess.run([*publish, "-t", "home/kitchen/light", "-m", "on"], check=True, timeout=PROCESS_S)
+    subprocess.run([*publish, "-t", "home/hall/light", "-m", "off"], check=True, timeout=PROCESS_S)
     seen = subprocess.run(
         ["mosquitto_sub", "-p", port, "-t", "home/+/light", "-q", "1", "-v", "-C", "2", "-W", "20"],
         check=True,
-        timeout=30,
+        timeout=PROCESS_S,
         capture_output=True,
         text=True,
     )

@@ -15,7 +15,7 @@ from penstock.pop.options import PopOptions
 from penstock.testing import Node
 from penstock.testing.nodethread import NodeInThread
 from tests.system.processes import ROOT
-from tests.waiting import until
+from tests.waiting import PROCESS_S, until
 from tests.worker.running import counts, running
 
 
@@ -80,5 +80,7 @@ async def test_the_fixtures_serve_coroutines_too(penstock_node: NodeInThread) ->
 
 def test_the_plugin_loads_nothing_of_the_node_before_a_test_uses_it() -> None:
     program = "import sys, penstock.testing.plugin; print(sorted(m for m in sys.modules if m.startswith('penstock.')))"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PROCESS_S
+    )
     assert "penstock.node" not in ended.stdout

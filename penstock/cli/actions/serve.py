@@ -45,11 +45,32 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: _reload(node))
+    node.on_ready = lambda: _say(node.ready_line())
+    node.on_restart = _start_again
+    is_moving = False
+
+    def move() -> None:
+        nonlocal is_moving
+        is_moving = not ended.is_set()
+        ended.set()
+
+    node.on_move = move
     await node.start()
-    sys.stdout.write(node.ready_line() + "\n")
-    sys.stdout.flush()
     await ended.wait()
     await node.stop()
+    if is_moving:
+        _start_again()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _start_again() -> None:
+    """Replace this process by a new one with the same arguments and process id. All files and sockets are closed by that."""
+    sys.stderr.flush()
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def _reload(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -107,6 +108,8 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         self._target = target or os.environ.get(TARGET, "127.0.0.1:8081")
         self._security = security
         self._inbox = inbox
+        self._starting: asyncio.Task[None] | None = None
+        """Starts the subscribers. Some applications serve, and stop the broker, before all have started."""
         super().__init__(
             routers=routers,
             config=PenstockConfig(
@@ -172,13 +175,21 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         return client
 
     async def start(self) -> None:
-        """Connect, and start all subscribers. This waits while the node is away, or refuses the caller.
+        """Connect, and start all subscribers. This waits while the node is away, or refuses the caller; `stop` ends it.
 
         Raises:
             PopError: The node refuses a group.
         """
         await self.connect()
-        await super().start()
+        self._starting = starting = asyncio.get_running_loop().create_task(super().start())
+        try:
+            await starting
+        except asyncio.CancelledError:
+            if self._starting is starting:  # The caller was cancelled, not the start by `stop`.
+                raise
+        finally:
+            if self._starting is starting:
+                self._starting = None
 
     async def stop(
         self,
@@ -187,6 +198,10 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         exc_tb: TracebackType | None = None,
     ) -> None:
         """Stop all subscribers, send what waits, and close the connection."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait((starting,))
         await super().stop(exc_type, exc_val, exc_tb)
         client, self._connection = self._connection, None
         if client is not None:
@@ -194,8 +209,11 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
             await client.aclose()
 
     async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - FastStream's own name
-        """Return whether the node answers within `timeout` seconds, 5 by default, and no subscriber has a problem."""
-        if self._connection is None or self.problems:
+        """Return whether all is well: the node answers within `timeout` seconds, 5 by default, `start` does not wait for
+        anything, and no subscriber has a problem.
+        """
+        starting = self._starting is not None and not self._starting.done()
+        if self._connection is None or starting or self.problems:
             return False
         return await self._connection.is_serving(PING_S if timeout is None else timeout)
 

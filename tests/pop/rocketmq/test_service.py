@@ -29,6 +29,7 @@ from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind
 from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.waiting import PROCESS_S
 
 TYPES = pb.ClientType
 ENDPOINTS = pb.Endpoints(scheme=pb.AddressScheme.IPv4, addresses=[pb.Address(host="127.0.0.1", port=1)])
@@ -869,7 +870,7 @@ assert rocketmq_service(*[None] * 7) is None
 
 
 def test_a_node_without_the_extra_logs_how_to_install_it_and_runs() -> None:
-    ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True, timeout=PROCESS_S)
     assert install_hint("rocketmq") in ended.stdout + ended.stderr
 
 
@@ -885,7 +886,9 @@ assert rocketmq.Producer and definition_pb2 is pb
 
 
 def test_the_stubs_load_without_the_client_which_can_be_imported_later(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT_CLIENT], check=True, timeout=60, env={"HOME": str(tmp_path), "PATH": ""})
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_CLIENT], check=True, timeout=PROCESS_S, env={"HOME": str(tmp_path), "PATH": ""}
+    )
 
 
 def test_the_service_is_that_of_the_protocol() -> None:

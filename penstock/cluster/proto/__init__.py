@@ -1,0 +1,1 @@
+"""The part of etcd's gRPC API that Penstock calls."""
