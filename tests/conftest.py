@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from tests.budget import Budget
 from tests.depth import DEPTH
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ SLOW = (
     "tests/worker/test_failures.py",
 )
 """Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search at random, or are many."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure what the tests cost."""
+    config.pluginmanager.register(Budget(), "penstock-budget")
 
 
 NODES = frozenset(("broker", "client", "node", "start_broker", "stub"))
