@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-deep test-clients test-crash test-chaos test-attack fuzz simulate simulate-mutations simulate-cluster cluster cluster-demo soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store bench-timer proto clean
+.PHONY: help setup demo test test-fast nightly test-clients test-chaos test-attack fuzz simulate simulate-cluster cluster cluster-demo soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store bench-timer proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-24s %s\n' "$$name" "$$doc"; done
@@ -33,21 +33,19 @@ setup: $(READY)  ## Make .venv with everything that the other targets need
 demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark reconciliation (needs Java 17+)
 	$(BIN)/penstock demo
 
-test: $(READY)  ## Run the tests, WORKERS at a time
+test: $(READY)  ## Run the tests, WORKERS at a time (four minutes)
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	@if [ -z "$(ARGS)" ] && [ -z "$$(git status --porcelain 2>&1)" ]; then git rev-parse 'HEAD^{tree}' > .venv/.tested; fi
 
 test-fast: $(READY)  ## Run the tests that a change breaks first, in under a minute
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) -m 'not slow and not nightly' $(ARGS)
 
-test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
-	PENSTOCK_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)
+nightly: $(READY)  ## Search, kill, flood, soak, and drive foreign clients: make nightly MINUTES=60 SEED=7 ONLY=kills,chaos
+	$(BIN)/python -m tests.nightly --minutes $(MINUTES) --only $(ONLY) $(if $(filter command line,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
 test-clients: $(READY)  ## Run RocketMQ's official clients and MQTT clients of other projects through all their tests (ten minutes)
 	tests/clients/install $(INSTALL)
-	PENSTOCK_ROCKETMQ_CLIENTS="$(CLIENTS)" PENSTOCK_MQTT_CLIENTS="$(MQTT_CLIENTS)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/system/test_rocketmq_clients.py tests/system/test_mqtt_clients.py $(ARGS)
-
-test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
-	PENSTOCK_KILL_ROUNDS=100 PENSTOCK_FLEET_DEVICES=1000 PENSTOCK_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
+	PENSTOCK_ROCKETMQ_CLIENTS="$(CLIENTS)" PENSTOCK_MQTT_CLIENTS="$(MQTT_CLIENTS)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) -m nightly tests/system/test_rocketmq_clients.py tests/system/test_mqtt_clients.py $(ARGS)
 
 test-chaos: $(READY)  ## Inject real faults under load: make test-chaos FAULTS=kill-*,power-cut SEED=7 ROUNDS=100 (root for some)
 	$(BIN)/python -m tests.chaos --faults '$(FAULTS)' --seed $(SEED) --rounds $(ROUNDS) --report chaos-report.md $(ARGS)
@@ -61,11 +59,8 @@ fuzz: $(READY)  ## Fuzz the codec and a live node: make fuzz SECONDS=600
 soak: $(READY)  ## Run everything under a small retention, and fail if anything grows: make soak MINUTES=60
 	$(BIN)/python -m bench soak --minutes $(MINUTES) $(ARGS)
 
-simulate: $(READY)  ## Simulate nodes on faulty machines: make simulate SEEDS=0-999; one seed repeats its run exactly
+simulate: $(READY)  ## Simulate nodes on faulty machines: make simulate SEEDS=0-999, or ARGS=--mutations; a seed repeats exactly
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
-
-simulate-mutations: $(READY)  ## Prove that the simulation catches deliberate defects
-	$(BIN)/python -m tests.simulation --mutations $(ARGS)
 
 simulate-cluster: $(READY)  ## Simulate the replicas of a cluster: make simulate-cluster SEEDS=0-999999, or ARGS=--mutations
 	$(BIN)/python -m tests.cluster --seeds $(SEEDS) $(ARGS)

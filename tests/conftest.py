@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.budget import Budget
 from tests.depth import DEPTH
+from tests.failures import Failures
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
@@ -26,8 +27,21 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # A slow machine is no failure: pytest-timeout bounds a test as a whole.
-settings.register_profile("penstock", deadline=None, max_examples=50 * DEPTH)
-settings.load_profile("penstock")
+settings.register_profile(
+    "gate",
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    # Shrinking would run a test that failed hundreds of times, and take longer than the time-out.
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=(HealthCheck.too_slow,),
+)
+settings.register_profile(
+    "search", deadline=None, max_examples=50 * DEPTH, database=None, suppress_health_check=(HealthCheck.too_slow,)
+)
+settings.load_profile("gate")
+"""`make test` tries the same examples each time. `make nightly` searches, with `--hypothesis-profile=search` and a seed."""
 
 
 SLOW = (
@@ -73,8 +87,10 @@ SLOW = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what the tests cost."""
+    """Measure what the tests cost, and keep what fails. xdist's workers report to the process that started them."""
     config.pluginmanager.register(Budget(), "penstock-budget")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config), "penstock-failures")
 
 
 NODES = frozenset(("broker", "client", "node", "start_broker", "stub"))
