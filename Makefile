@@ -40,7 +40,7 @@ test: $(READY)  ## Run the tests, WORKERS at a time (four minutes)
 test-fast: $(READY)  ## Run the tests that a change breaks first, in under a minute
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) -m 'not slow and not nightly' $(ARGS)
 
-nightly: $(READY)  ## Search, kill, flood, soak, and drive foreign clients: make nightly MINUTES=60 SEED=7 ONLY=kills,chaos
+nightly: $(READY)  ## Search, kill, flood, soak, and drive foreign clients: make nightly MINUTES=60 SEED=7 ONLY=tests,chaos
 	$(BIN)/python -m tests.nightly --minutes $(MINUTES) --only $(ONLY) $(if $(filter command line,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
 test-clients: $(READY)  ## Run RocketMQ's official clients and MQTT clients of other projects through all their tests (ten minutes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import time
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -33,13 +34,14 @@ def processor_s() -> float:
 class Budget:
     """A pytest plugin that measures each test, and prints a table of the folders at the end.
 
-    The processor time of a test includes its fixtures, and child processes that ended during it. What a process does besides its
-    tests (imports, collection) has a row of its own.
+    The processor time of a test includes its fixtures, and child processes that ended during it. What a process does besides
+    (imports, collection, children that end with it) has a row of its own.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._elapsed: dict[str, float] = defaultdict(float)
+        self._began_s = time.monotonic()
         self._other_s = 0.0
         self._bytes_max = 0
 
@@ -92,7 +94,8 @@ class Budget:
             terminalreporter.write_line(f"{folder:<30} {len(spent):6,} tests {sum(spent):8.1f} s")
         terminalreporter.write_line(f"{'imports, collection, report':<30} {'':12} {total_s - tests_s:8.1f} s")
         terminalreporter.write_line(
-            f"{'all':<30} {len(self._seconds):6,} tests {total_s:8.1f} s of {PROCESSOR_S_MAX:.0f} s; "
+            f"{'all':<30} {len(self._seconds):6,} tests {total_s:8.1f} s of {PROCESSOR_S_MAX:.0f} s in "
+            f"{time.monotonic() - self._began_s:.0f} s of {ELAPSED_S_MAX:.0f} s; "
             f"largest process {self._bytes_max >> 20} MiB of {WORKER_BYTES_MAX >> 20} MiB"
         )
         if path := os.environ.get("PENSTOCK_TEST_FIGURES"):

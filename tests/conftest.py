@@ -45,18 +45,14 @@ settings.load_profile("gate")
 
 
 SLOW = (
-    "tests/attack/",
     "tests/backup/test_backup.py",
     "tests/backup/test_verify.py",
-    "tests/chaos/test_indexcuts.py",
-    "tests/chaos/test_launching.py",
-    "tests/chaos/test_rounds.py",
     "tests/clients/",
     "tests/contrib/",
-    "tests/fuzz/",
+    "tests/simulation/test_simulation.py",
+    "tests/cluster/test_replicasim.py",
     "tests/spark/",
     "tests/system/",
-    "tests/test_bench.py",
     "tests/gateway/test_access",
     "tests/gateway/test_clients",
     "tests/gateway/test_connection",
@@ -83,13 +79,13 @@ SLOW = (
     "tests/store/test_store_machine.py",
     "tests/worker/test_failures.py",
 )
-"""Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search at random, or are many."""
+"""Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search, or are many."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure what the tests cost, and keep what fails. xdist's workers report to the process that started them."""
     config.pluginmanager.register(Budget(), "penstock-budget")
-    if not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput") and hasattr(config, "cache"):  # not with -p no:cacheprovider
         config.pluginmanager.register(Failures(config), "penstock-failures")
 
 

@@ -1,4 +1,4 @@
-"""How deep the searches of the tests go. `make test` takes a little of each; `make test-deep` takes its time."""
+"""How deep the searches of the tests go. `make test` takes a little of each; `make nightly` takes its time."""
 
 from __future__ import annotations
 

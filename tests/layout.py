@@ -34,6 +34,15 @@ def _sources() -> Iterator[tuple[str, Path]]:
             yield name.removesuffix(".__init__"), path
 
 
+@cache
+def _nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a source that define or import something, or call a function."""
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, _SHOWN))
+
+
+_SHOWN = (ast.Import, ast.ImportFrom, ast.Call, ast.ClassDef)
+
+
 def imported_modules(source: str, module: str, *, is_package: bool = False, known: Iterable[str] = ()) -> Iterator[str]:
     """Give the full name of each module that `module` imports anywhere: in functions, for types only, by name.
 
@@ -41,7 +50,7 @@ def imported_modules(source: str, module: str, *, is_package: bool = False, know
     """
     known = frozenset(known)
     package = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -78,6 +87,7 @@ def module_graph() -> dict[str, set[str]]:
     return graph
 
 
+@cache
 def room_graph() -> dict[str, set[str]]:
     """Return each room with the rooms that its modules import from."""
     modules = dict(sources())
@@ -94,7 +104,7 @@ def class_names() -> dict[str, list[str]]:
     for module, path in sources():
         if path.stem.endswith(("_pb2", "_pb2_grpc")):
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in _nodes(path.read_text("utf-8")):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     return found

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,11 +87,13 @@ def _searches(size: Size) -> list[list[str]]:
     return [[depth, *_pytest("-m", "hypothesis", *seeded, *(files if size.is_smoke else []))]]
 
 
-def _kills(size: Size) -> list[list[str]]:
-    """Tests with kills at random moments, real load and real time."""
+def _tests(size: Size) -> list[list[str]]:
+    """Tests with the marker `nightly`: kills at random moments, real load, real time, other people's databases."""
     rounds = f"PENSTOCK_KILL_ROUNDS={size.times(3, 1)}"
     if size.is_smoke:
-        return [[rounds, *_pytest("-m", "nightly", "tests/system/test_kill.py", "tests/store/test_kill.py")]]
+        cluster = "tests/system/test_cluster.py::test_nothing_acknowledged_is_lost_when_leaders_are_killed"
+        demo = "tests/system/test_demo.py::test_the_demo_accounts_for_every_reading"
+        return [[rounds, *_pytest("-m", "nightly", "tests/system/test_kill.py", "tests/store/test_kill.py", cluster, demo)]]
     skip = ("tests/system/test_rocketmq_clients.py", "tests/system/test_mqtt_clients.py", "tests/test_bench.py", "tests/attack")
     fleet = [f"PENSTOCK_FLEET_DEVICES={size.times(20, 60)}", f"PENSTOCK_FLEET_KILLS={size.times(1, 3)}"]
     return [[rounds, *fleet, *_pytest("-m", "nightly", *(f"--ignore={path}" for path in skip))]]
@@ -160,7 +163,7 @@ def _benchmarks(size: Size) -> list[list[str]]:
 
 SUITES = (
     Suite("searches", 10, _searches),
-    Suite("kills", 10, _kills),
+    Suite("tests", 14, _tests),
     Suite("clients", 10, _clients),
     Suite("chaos", 8, _chaos),
     Suite("attacks", 8, _attacks),
@@ -189,15 +192,13 @@ def run_command(command: list[str], seconds_max: float, log: Path) -> bool:
             return False
         finally:
             # Its children, too: those of a suite that was ended, and those that one has left behind.
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
 
 
 def run_suite(suite: Suite, size: Size, logs: Path) -> Result:
-    """Run the commands of a suite. The first that fails ends it only if it installs something."""
+    """Run the commands of a suite, also after one that failed."""
     result, log = Result(suite), logs / f"{suite.name}.log"
     began_s = time.monotonic()
     for command in suite.commands(size):
@@ -208,9 +209,12 @@ def run_suite(suite: Suite, size: Size, logs: Path) -> Result:
 
 
 def again(result: Result, logs: Path) -> None:
-    """Run the commands of a smoke that failed once more, alone, unless they told of lost messages; see `tests.failures`."""
+    """Run the tests of a smoke that failed once more, alone, unless they told of lost messages; see `tests.failures`.
+
+    A search that fails has found something, so it counts at once.
+    """
     log = logs / f"{result.suite.name}.log"
-    if tells_of_loss(log.read_text("utf-8", "replace")):
+    if tells_of_loss(log.read_text("utf-8", "replace")) or not all(" pytest " in command for command in result.failed):
         return
     seconds_max = OVERTIME * 60 + GRACE_S
     if all(run_command(shlex.split(command), seconds_max, log.with_suffix(".again.log")) for command in result.failed):

@@ -22,6 +22,8 @@ TOGETHER = (
     "tests/system/test_command_tls.py",
     "tests/system/test_mqtt_clients.py",
     "tests/system/test_wheel.py",
+    "tests/test_docs.py",
+    "tests/test_layout.py",
 )
 """Files whose tests one process runs, because they share what takes long to make: a wheel, a server, a data directory."""
 

@@ -29,6 +29,8 @@ from penstock.gateway.protocol.reasons import ConnectCode
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import CLEAN
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 TABLES = {
     "mqtt": mqtt.ROWS,

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.waiting import PROCESS_S
+
+pytestmark = pytest.mark.nightly
 
 CRASHING = """
 import os

@@ -20,6 +20,8 @@ from tests.attack.row import Course, Verdict, judge, judge_latency, play
 from tests.attack.servednode import ServedNode
 from tests.waiting import until
 
+pytestmark = pytest.mark.nightly
+
 
 async def test_a_node_under_attack_serves_honest_clients_and_loses_nothing(tmp_path: Path) -> None:
     cpus = tuple(sorted(os.sched_getaffinity(0)))

@@ -6,6 +6,8 @@ import pytest
 
 from tests.chaos.blockdevice import IO_IN, READ, WRITE, WRITE_IN_BYTES, Device
 
+pytestmark = pytest.mark.nightly
+
 KIB = 1024
 FAILING = (5 * KIB, 9 * KIB)
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.chaos.disk import missing_for_disks
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 
 

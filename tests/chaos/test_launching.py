@@ -14,6 +14,8 @@ from tests.chaos.launching import Anew, Forks, Launcher
 from tests.chaos.nodeprocess import ServeProcess, run_command
 from tests.waiting import until
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(params=[Anew, Forks])
 async def launcher(request: pytest.FixtureRequest) -> AsyncIterator[Launcher]:

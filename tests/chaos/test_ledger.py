@@ -6,6 +6,8 @@ import pytest
 
 from tests.chaos.ledger import Consumed, Key, Ledger, Received, body_of, key_of
 
+pytestmark = pytest.mark.nightly
+
 LATER_MS = 2**62
 
 

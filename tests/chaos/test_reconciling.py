@@ -9,6 +9,8 @@ import pytest
 from tests.chaos.ledger import Key, Ledger, body_of
 from tests.chaos.reconciling import compare
 
+pytestmark = pytest.mark.nightly
+
 LATER_MS = 2**62
 
 

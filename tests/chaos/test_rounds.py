@@ -17,6 +17,8 @@ from tests.chaos.report import Report
 from tests.chaos.round import Verdict, play
 from tests.chaos.scene import Outcome
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture
 async def forks() -> AsyncIterator[Forks]:

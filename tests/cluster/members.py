@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from penstock.cluster.bootstrap import install_snapshot
@@ -24,7 +24,10 @@ from tests.waiting import until
 
 CLUSTER = "test"
 OPTIONS = StoreOptions(segment_bytes=64 * KIB, sync_in="thread")
-TIMING = Timing(lag_ms=500, silence_ms=300, resign_ms=1_000, repeat_ms=100, dial_ms=20)
+TIMING = Timing(lag_ms=3_000, silence_ms=3_000, resign_ms=6_000, repeat_ms=100, dial_ms=20)
+"""Longer than a busy machine takes to let a replica answer, so that none is taken for dead. A kill ends the lease at once."""
+
+COPIES_MAX = 20
 
 
 class ReplicaProcess:
@@ -100,12 +103,21 @@ class ReplicaProcess:
         """End the process without an orderly end. Its lease ends at once."""
         self.is_up = self.is_leading = False
         await self.member.stop()
-        left = self.directory.with_suffix(".left")
-        shutil.copytree(self.directory, left)  # before the end writes anything
+        left = self._copied()  # before the end writes anything
         await self.store.close()
         shutil.rmtree(self.directory)
         left.rename(self.directory)
         self.shard.die(self.replica)
+
+    def _copied(self) -> Path:
+        """Copy the directory. A snapshot that another process writes may vanish meanwhile; then the copy begins again."""
+        left = self.directory.with_suffix(".left")
+        for _ in range(COPIES_MAX):
+            with suppress(shutil.Error):
+                shutil.copytree(self.directory, left)
+                return left
+            shutil.rmtree(left)
+        raise AssertionError(f"{self.directory} changes all the time")
 
     async def stop(self) -> None:
         """End the process in order."""

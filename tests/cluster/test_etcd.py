@@ -23,6 +23,8 @@ from tests.cluster.observed import Observed
 from tests.gateway.certificates import Authority
 from tests.waiting import until
 
+pytestmark = pytest.mark.nightly
+
 FIRST = ShardKey(0, 1, 0xA, frozenset({0xA, 0xB}), 2)
 
 

@@ -124,6 +124,7 @@ async def test_a_planned_hand_over_loses_nothing(tmp_path: Path) -> None:
         assert len(leader.restarts) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nothing_acknowledged_is_lost_while_replicas_are_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     random = Random(seed)

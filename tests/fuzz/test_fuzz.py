@@ -23,6 +23,8 @@ from tests.fuzz.target import ROOT, Hang, Target, deadline
 from tests.fuzz.wires import TRANSPORTS
 from tests.waiting import PROCESS_S
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLES = 100 * DEPTH
 CONNECTED = Step("connect", ("seq-1", True, 100, 0))
 SECONDS_MAX = 15.0 * DEPTH

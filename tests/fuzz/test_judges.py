@@ -17,6 +17,8 @@ from tests.fuzz.calls import HINTS
 from tests.fuzz.judge import Judge
 from tests.fuzz.sequences import FILTERS, TOPICS
 
+pytestmark = pytest.mark.nightly
+
 DONE, REFUSED = pb.Status(code=pb.OK), pb.Status(code=pb.INVALID_HANDLE)
 SEND_A = pb.SendRequest(messages=[pb.Message(topic="call/a", body=b"1")])
 POP_ALL = pb.PopRequest(group="g", filter="call/#")

@@ -1,4 +1,5 @@
-"""Simulates nodes on faulty machines: `make simulate SEEDS=0-999`, `make simulate SEEDS=1234`, `make simulate-mutations`."""
+"""Simulates nodes on faulty machines: `make simulate SEEDS=0-999`, `make simulate SEEDS=1234`, `make simulate
+ARGS=--mutations`."""
 
 from __future__ import annotations
 

@@ -86,6 +86,7 @@ def lost(expected: set[Key], data_dir: Path, *, has_retention: bool = False) -> 
     )
 
 
+@pytest.mark.nightly
 async def test_three_backups_under_load_restore_to_what_was_acknowledged(tmp_path: Path, forks: Forks) -> None:
     backup = tmp_path / "backup"
     async with load(tmp_path, 3, forks, retention_bytes=3 << 20) as scene:
@@ -111,6 +112,7 @@ async def test_three_backups_under_load_restore_to_what_was_acknowledged(tmp_pat
     assert (await penstock(forks, "verify", restored))["good"]
 
 
+@pytest.mark.nightly
 async def test_kill_9_of_a_backup_leaves_the_one_before_and_ends_its_hold(tmp_path: Path, forks: Forks) -> None:
     backup = tmp_path / "backup"
     random = Random(11)
@@ -135,6 +137,7 @@ async def test_kill_9_of_a_backup_leaves_the_one_before_and_ends_its_hold(tmp_pa
         assert lost(before, tmp_path / "last") == []
 
 
+@pytest.mark.nightly
 async def test_kill_9_of_the_node_during_a_backup_leaves_the_one_before(tmp_path: Path, forks: Forks) -> None:
     backup = tmp_path / "backup"
     async with load(tmp_path, 5, forks) as scene:

@@ -20,7 +20,7 @@ from tests.system.clusternodes import ClusterNode, ClusterOfNodes, cluster_of_no
 from tests.system.processes import run_penstock
 from tests.waiting import WAIT_S_MAX
 
-pytestmark = pytest.mark.slow  # four processes each
+pytestmark = pytest.mark.nightly
 
 WINDOW = 50
 

@@ -9,7 +9,7 @@ import pytest
 from tests.clusterdemo import NODES, Fleet, audit, demo
 from tests.system.clusternodes import cluster_of_nodes
 
-pytestmark = pytest.mark.slow  # four processes
+pytestmark = pytest.mark.nightly
 
 
 async def test_a_kill_of_the_leader_loses_nothing_and_a_loss_would_be_seen(

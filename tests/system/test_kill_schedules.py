@@ -6,8 +6,12 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
 from penstock import Client
 from tests.system.processes import NodeProcess
+
+pytestmark = pytest.mark.nightly
 
 SCHEDULES = 5
 EVERY_MS = 100

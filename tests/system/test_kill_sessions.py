@@ -21,6 +21,8 @@ from tests.gateway.packet_cases_5 import connect_5, subscribe_5
 from tests.gateway.wire import ANSWER_S_MAX, Client, Client5
 from tests.system.processes import NodeProcess
 
+pytestmark = pytest.mark.nightly
+
 KILLS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "5"))
 PUBLISH_WINDOW = 200
 DELIVERIES_MIN = 3_000

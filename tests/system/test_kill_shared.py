@@ -7,12 +7,16 @@ import os
 from contextlib import suppress
 from random import Random
 
+import pytest
+
 from penstock import Client as PopClient
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBLISH
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import ANSWER_S_MAX, Client
 from tests.system.processes import NodeProcess
+
+pytestmark = pytest.mark.nightly
 
 ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "3"))
 MEMBERS = 3

@@ -12,6 +12,8 @@ import pytest
 from penstock import Client, OutgoingMessage
 from tests.system.processes import NodeProcess
 
+pytestmark = pytest.mark.nightly
+
 MESSAGES = 100_000
 BATCH = 10_000
 TOPICS = 7

@@ -16,6 +16,8 @@ from penstock.store.options import MIB
 from tests.clients.mqtt_processes import DRIVERS, Arrived, MqttProcess
 from tests.system.processes import NodeProcess
 
+pytestmark = pytest.mark.nightly
+
 Connect = Callable[..., MqttProcess]
 
 THOROUGH = os.environ.get("PENSTOCK_MQTT_CLIENTS", "")

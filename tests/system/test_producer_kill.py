@@ -10,6 +10,8 @@ import pytest
 from penstock import Client, OutgoingMessage
 from tests.system.processes import NodeProcess
 
+pytestmark = pytest.mark.nightly
+
 MESSAGES = 6_000
 KILLS = 2
 

@@ -20,7 +20,7 @@ from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import Client
 from tests.system.clusternodes import ClusterNode, cluster_of_nodes
 
-pytestmark = pytest.mark.slow  # four processes each
+pytestmark = pytest.mark.nightly
 
 
 async def mqtt(node: ClusterNode, client_id: bytes, *, clean: bool = True) -> Client:

@@ -32,6 +32,8 @@ from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind, 
 from tests.clients.rocketmq_servers import PEER, Server
 from tests.system.processes import NodeProcess, run_penstock
 
+pytestmark = pytest.mark.nightly
+
 Start = Callable[..., ClientProcess]
 
 CHECK_MS = 400

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import OutgoingMessage, SyncClient
 from tests.system.processes import NodeProcess, run_penstock
 from tests.waiting import PROCESS_S
 
@@ -26,7 +27,7 @@ def node_anew(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def _get(node: NodeProcess, path: str) -> tuple[int, bytes]:
-    with urllib.request.urlopen(f"http://{node.addresses['admin']}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{node.addresses['admin']}{path}", timeout=PROCESS_S) as answer:
         return answer.status, answer.read()
 
 
@@ -49,6 +50,23 @@ def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node_anew
     assert state["log"]["replayed_at_start"] == 0, "an orderly end leaves nothing to replay"
     popped = run_anew("pop", "a/#", "--group", "g", "--pop", node_anew.addresses["pop"], "--json")
     assert json.loads(popped.stdout)["body"] == "kept"
+
+
+def test_a_node_that_is_killed_has_what_it_acknowledged_and_hands_out_only_the_rest(node: NodeProcess) -> None:
+    bodies = [b"%d" % number for number in range(500)]
+    node.start()
+    with SyncClient(node.addresses["pop"]) as client:
+        client.send_batch([OutgoingMessage(topic="plant/1", body=body) for body in bodies])
+        popped = client.pop("plant/#", group="g", start="earliest", messages_max=100)
+        client.ack([message.handle for message in popped], group="g")
+    node.kill()
+    node.start()
+    acked = [message.body for message in popped]
+    with SyncClient(node.addresses["pop"]) as client:
+        rest = client.pop("plant/#", group="g", messages_max=1_000)
+        everything = client.pop("plant/#", group="other", start="earliest", messages_max=1_000)
+    assert acked + [message.body for message in rest] == bodies
+    assert [message.body for message in everything] == bodies
 
 
 def test_a_second_node_on_one_data_directory_is_refused(node: NodeProcess) -> None:

@@ -188,7 +188,7 @@ def test_the_quickstart_works_beside_packages_of_the_same_names(environment: Pat
         assert shown.split() == [topic, "71.5", "1"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java 17 or later, and there is no java on PATH")
 def test_spark_reconciles_beside_packages_of_the_same_names(environment: Path, shop: Path) -> None:
     with serving(environment / "python", shop) as addresses:

@@ -15,7 +15,7 @@ from penstock import OutgoingMessage, SyncClient
 from tests.system.processes import NodeProcess, run_penstock
 from tests.system.timeofday import TimeOfDay, missing_for_time_of_day
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_for_time_of_day()), reason=missing_for_time_of_day())]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(missing_for_time_of_day()), reason=missing_for_time_of_day())]
 
 DAY_S = 24 * 3600
 MESSAGES = 3_000
