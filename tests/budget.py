@@ -63,7 +63,7 @@ class Budget:
         """Collect the reports of all processes."""
         self._elapsed[report.nodeid] += report.duration
         if report.when == "teardown":
-            self._seconds[report.nodeid] = float(dict(report.user_properties).get(PROPERTY, 0.0))
+            self._seconds[report.nodeid] = sum(float(str(value)) for name, value in report.user_properties if name == PROPERTY)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Hand what a worker used as a whole to the process that prints the table."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
 
+from penstock.store import rocksdb
 from tests.budget import Budget
 from tests.depth import DEPTH
 from tests.failures import Failures
@@ -80,6 +81,14 @@ SLOW = (
     "tests/worker/test_failures.py",
 )
 """Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search, or are many."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_cache() -> Iterator[None]:
+    """Keep the block cache of each index small: RocksDB allocates the table of the largest one at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rocksdb, "BLOCK_CACHE_BYTES", rocksdb.BLOCK_CACHE_BYTES_MIN)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

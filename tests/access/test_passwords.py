@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from argon2 import PasswordHasher, extract_parameters
 
+from penstock.access import passwords
 from penstock.access.errors import AccessInvalid
 from penstock.access.passwords import PASSWORD_BYTES_MAX, PasswordFile
 
@@ -17,7 +18,16 @@ def users(tmp_path: Path, text: str = "") -> PasswordFile:
     return PasswordFile(path)
 
 
-@pytest.mark.slow
+@pytest.fixture(autouse=True)
+def cheap_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a new hash take 64 KiB and one pass, because each takes a fifth of a second otherwise."""
+
+    def cheap(time_cost: int = 1, memory_kib: int = 64, parallelism: int = 1) -> PasswordHasher:
+        return PasswordHasher(time_cost, memory_kib, parallelism)
+
+    monkeypatch.setattr(passwords, "PasswordHasher", cheap)
+
+
 def test_a_user_is_added_changed_and_deleted(tmp_path: Path) -> None:
     found = users(tmp_path, "# ours\n\n")
     found.add("ann", "first")

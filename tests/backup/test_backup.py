@@ -42,6 +42,7 @@ from tests.backup.wiring import (
     Readings,
     bodies_of,
     config_of,
+    copy_of,
     fill,
     linked_in,
     make_backup,
@@ -357,14 +358,29 @@ def test_a_directory_without_a_log_is_no_data_directory(data_dir: Path, director
 # --- directories ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def stopped(data_dir: Path) -> Path:
-    """The data directory of a node that has stopped, with several segments and snapshots."""
-    async with running(data_dir, retention_bytes=1024 * KIB) as node:
-        await fill(node, 0, 200)
-        await until(lambda: node.store.retention.snapshots)
-        node.access.ban("address", "10.0.0.7", for_ms=0, why="", by="test")
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a node that has stopped, with several segments and snapshots. No test may change it."""
+    data_dir = tmp_path_factory.mktemp("stopped") / "data"
+
+    async def run() -> None:
+        async with running(data_dir, retention_bytes=1024 * KIB) as node:
+            await fill(node, 0, 200)
+            await until(lambda: node.store.retention.snapshots)
+            node.access.ban("address", "10.0.0.7", for_ms=0, why="", by="test")
+
+    asyncio.run(run())
     return data_dir
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, data_dir: Path) -> Path:
+    """A copy of that directory."""
+    return copy_of(stopped_once, data_dir)
+
+
+SOME = pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.nightly)])
+"""How far apart the places are at which something fails: `make test` takes some of them, `make nightly` takes all."""
 
 
 def test_a_backup_does_not_go_into_the_data_directory(stopped: Path) -> None:
@@ -470,8 +486,9 @@ def count_changes(work: object, *arguments: Path) -> int:
     return 10**9 - files.left
 
 
+@SOME
 async def test_a_backup_that_is_killed_anywhere_leaves_the_one_before_or_is_complete(
-    stopped: Path, directory: Path, tmp_path: Path
+    stopped: Path, directory: Path, tmp_path: Path, every: int
 ) -> None:
     make_backup(stopped, directory)
     before = load_manifest(directory, SYSTEM_FILES)
@@ -483,7 +500,7 @@ async def test_a_backup_that_is_killed_anywhere_leaves_the_one_before_or_is_comp
     after = load_manifest(whole, SYSTEM_FILES)
     assert before.durable < after.durable
     seen = set()
-    for calls in range(changes):
+    for calls in range(changes - 1, -1, -every):
         part = tmp_path / f"part{calls}"
         shutil.copytree(directory, part)
         with pytest.raises(Killed):
@@ -578,12 +595,13 @@ def test_a_backup_of_links_needs_room_for_the_other_files_only(stopped: Path, di
 # --- restore ----------------------------------------------------------------------------------------------------------
 
 
+@SOME
 def test_a_restore_that_is_killed_anywhere_is_no_data_directory_and_can_run_again(
-    stopped: Path, directory: Path, tmp_path: Path
+    stopped: Path, directory: Path, tmp_path: Path, every: int
 ) -> None:
     make_backup(stopped, directory)
     changes = count_changes(restore, directory, tmp_path / "whole")
-    for calls in range(changes):
+    for calls in range(changes - 1, -1, -every):
         part = tmp_path / f"part{calls}"
         with pytest.raises(Killed):
             restore(directory, part, files=FailingFiles(calls))
@@ -629,18 +647,18 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("harm", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("harm", DAMAGES)
+@pytest.mark.parametrize("every", [2 * len(DAMAGES), pytest.param(1, marks=pytest.mark.nightly)])
 async def test_what_a_damaged_backup_has_can_be_salvaged(
-    stopped: Path, directory: Path, tmp_path: Path, harm: Callable[[Path], object]
+    stopped: Path, directory: Path, tmp_path: Path, harm: str, every: int
 ) -> None:
     """Only records of a damaged segment are lost. All else can be made anew."""
     make_backup(stopped, directory)
-    for number, file in enumerate(load_manifest(directory, SYSTEM_FILES).files):
-        if not file.size:
-            continue
+    files = [file for file in load_manifest(directory, SYSTEM_FILES).files if file.size]
+    for number, file in list(enumerate(files))[list(DAMAGES).index(harm) % every :: every]:
         data_dir = tmp_path / f"restored{number}"
         good = (directory / file.stored).read_bytes()
-        harm(directory / file.stored)
+        DAMAGES[harm](directory / file.stored)
         done = restore(directory, data_dir, may_be_damaged=True)
         assert [file.stored in problem for problem in done.problems] == [True]
         repair_log(data_dir, dry_run=False, as_json=True, out=StringIO())

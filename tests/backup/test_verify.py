@@ -136,9 +136,10 @@ def test_repair_finds_nothing_unknown_in_what_a_node_leaves(used: Path, name: st
     assert {each.problem for each in check_files(used / f"{name}{state}")} <= {"is half written"}
 
 
-@pytest.mark.parametrize("name", ["plain", "retention"])
-@pytest.mark.parametrize("state", ["", "-later", "-killed"])
-@pytest.mark.parametrize("days", [30, -30])
+@pytest.mark.parametrize(
+    ("name", "state", "days"),
+    [("plain", "-killed", 30), ("retention", "", -30), ("retention", "-later", 30), ("retention", "-killed", -30)],
+)
 def test_it_is_good_at_any_later_time_and_with_a_wrong_clock(
     used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str, days: int
 ) -> None:
@@ -164,8 +165,15 @@ async def use_again(data_dir: Path, left: Path, **options: int) -> None:
     await broker.stop()
 
 
-@pytest.mark.parametrize("options", [{}, {"retention_bytes": 48 * KIB}])
-@pytest.mark.parametrize("state", ["", "-killed"])
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [
+        pytest.param({}, "", marks=pytest.mark.nightly),
+        pytest.param({}, "-killed", marks=pytest.mark.nightly),
+        pytest.param({"retention_bytes": 48 * KIB}, "", marks=pytest.mark.nightly),
+        ({"retention_bytes": 48 * KIB}, "-killed"),
+    ],
+)
 async def test_what_a_node_leaves_after_its_index_was_lost_is_good(
     used: Path, tmp_path: Path, options: dict[str, int], state: str
 ) -> None:
@@ -182,8 +190,15 @@ async def test_what_a_node_leaves_after_its_index_was_lost_is_good(
             assert (found.problems, found.differences) == ([], {})
 
 
-@pytest.mark.parametrize("index", ["kept", "unusable"])
-@pytest.mark.parametrize("segment", [0, -1])
+@pytest.mark.parametrize(
+    ("segment", "index"),
+    [
+        (0, "kept"),
+        pytest.param(0, "unusable", marks=pytest.mark.nightly),
+        pytest.param(-1, "kept", marks=pytest.mark.nightly),
+        (-1, "unusable"),
+    ],
+)
 async def test_a_repaired_log_is_good_and_so_is_its_backup(used: Path, tmp_path: Path, segment: int, index: str) -> None:
     data_dir = copy_of(used / "retention", tmp_path / "data")
     path = sorted((data_dir / "commitlog").iterdir())[segment]
@@ -245,10 +260,15 @@ def change_row(batch: Batch, space: KeySpace, change: str, row: tuple[bytes, byt
         batch.put(key, value[:at] + bytes([value[at] ^ (1 << random.randrange(8))]) + value[at + 1 :])
 
 
-@pytest.mark.parametrize("change", ["delete", "change", "add"])
-def test_a_row_that_is_deleted_changed_or_added_is_named(used: Path, tmp_path: Path, change: str) -> None:
+CHANGES = ("delete", "change", "add")
+
+
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_row_that_is_deleted_changed_or_added_is_named(used: Path, tmp_path: Path, change: str, every: int) -> None:
+    """`make test` changes rows of some key spaces, others for each change; `make nightly` changes rows of all."""
     random = Random(change)
-    for space in spaces_of(used / "retention"):
+    for space in spaces_of(used / "retention")[CHANGES.index(change) % every :: every]:
         if space in (KeySpace.PINNED, KeySpace.SENT_ID) and change == "delete":
             continue  # nothing tells that they were there: no snapshot has the first, and options bound the others
         data_dir = copy_of(used / "retention", tmp_path / space.name)
@@ -307,7 +327,7 @@ def test_every_flipped_byte_of_a_backup_is_found(used: Path, tmp_path: Path) -> 
     directory = copy_of(used / "retention-later", tmp_path / "backup")
     random = Random(17)
     paths = [directory / FILE, *(directory / file.stored for file in load_manifest(directory, SYSTEM_FILES).files)]
-    for _ in range(100 * DEPTH):
+    for _ in range(50 * DEPTH):
         path = random.choice(paths)
         good = path.read_bytes()
         if not good:

@@ -22,10 +22,13 @@ from tests.worker.accessfile import access_file
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "penstockjs" / "driver.mjs"
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("node") is None or not (ROOT / "clients" / "javascript" / "node_modules").is_dir(),
-    reason="needs Node, and the modules of clients/javascript: tests/clients/install node",
-)
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        shutil.which("node") is None or not (ROOT / "clients" / "javascript" / "node_modules").is_dir(),
+        reason="needs Node, and the modules of clients/javascript: tests/clients/install node",
+    ),
+]
 
 
 class JavaScriptWorker:

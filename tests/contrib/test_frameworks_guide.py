@@ -16,7 +16,7 @@ from taskiq.receiver import Receiver
 
 from penstock import Client
 from tests.pop.wiring import Node
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "frameworks.md"
 
@@ -52,18 +52,18 @@ async def test_the_faststream_application(
     billing = guide["billing"]
     running = asyncio.create_task(billing.app.run())
     await client.send("plant/7/temperature", b'{"celsius": 21.5}')
-    (bill,) = await client.pop("bills/+", group="bills", wait_ms=15_000)
+    (bill,) = await client.pop("bills/+", group="bills", wait_ms=60_000)
     assert bill.body == b'{"press":"7","price":43.0,"attempt":1}'
     await until(lambda: node.core.counters.acked == 2)
     assert "21.5 plant/7/temperature" in capsys.readouterr().out
     billing.app.exit()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, WAIT_S_MAX)
 
 
 async def test_publishing_and_testing_with_faststream(client: Client, guide: dict[str, Any]) -> None:
     billing = guide["billing"]
     await billing.send()
-    assert [message.body for message in await client.pop("counts", group="test", wait_ms=15_000, messages_max=3)]
+    assert [message.body for message in await client.pop("counts", group="test", wait_ms=60_000, messages_max=3)]
     await billing.test_a_reading_is_billed()
 
 

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from penstock import Client, OutgoingMessage
 from penstock.contrib.sqlalchemy import TransactionalOutbox
 from penstock.pop.errors import TooManyTimers
 from penstock.pop.options import PopOptions
 from penstock.timer.options import TimerOptions
-from tests.contrib.outboxwriter import BODIES, TOPIC
+from tests.contrib.outboxwriter import BODIES, TOPIC, write, write_async
 from tests.contrib.postgresql import postgresql
 from tests.pop.wiring import Node
+from tests.waiting import PROCESS_S
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +48,14 @@ def rows(engine: sa.Engine, outbox: TransactionalOutbox) -> list[str | None]:
         return list(connection.scalars(sa.select(outbox.table.c.error).order_by(outbox.table.c.id)))
 
 
-async def relayed(client: Client, engine: sa.Engine, outbox: TransactionalOutbox) -> list[bytes]:
+async def relayed(client: Client, engine: sa.Engine | AsyncEngine, outbox: TransactionalOutbox) -> list[bytes]:
     """Relay until nothing is left to send; return the bodies of all messages that the node has."""
     while await outbox.relay_once(client, engine):
         pass
     return [message.body for message in await client.pop("orders/#", group="orders", messages_max=100)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("url", "kind", "point"),
     [
@@ -72,12 +75,37 @@ async def test_a_kill_between_commit_and_send_or_after_it_doubles_and_loses_noth
         writer = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.contrib.outboxwriter", kind, written, node.target, point
         )
-        assert await asyncio.wait_for(writer.wait(), 30) == -9
+        assert await asyncio.wait_for(writer.wait(), PROCESS_S) == -9
         assert rows(engine, outbox) == [None] * len(BODIES)
         assert node.store.messages_stored == (len(BODIES) if point == "sent" else 0)
         assert await relayed(client, engine, outbox) == BODIES
         assert rows(engine, outbox) == []
     engine.dispose()
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["plain", "asyncio"])
+async def test_a_relay_that_ends_after_it_has_sent_is_repeated_and_doubles_nothing(
+    tmp_path: Path, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object) -> None:
+        raise InterruptedError
+
+    outbox, plain = TransactionalOutbox(), sa.create_engine(url)
+    if kind == "asyncio":
+        engine = await write_async(url.replace("sqlite:", "sqlite+aiosqlite:"), outbox)
+    else:
+        engine = write(url, outbox)
+    async with Node(tmp_path / "data") as node, Client(node.target) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(outbox, "_settle", end)
+            with pytest.raises(InterruptedError):
+                await outbox.relay_once(client, engine)
+        assert (rows(plain, outbox), node.store.messages_stored) == ([None] * len(BODIES), len(BODIES))
+        assert await relayed(client, engine, outbox) == BODIES
+        assert rows(plain, outbox) == []
+    plain.dispose()
+    await (engine.dispose() if kind == "asyncio" else asyncio.to_thread(engine.dispose))
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
@@ -141,7 +169,8 @@ async def test_a_relay_waits_for_the_node(tmp_path: Path, url: str) -> None:
             await asyncio.sleep(0.01)
         node = Node(tmp_path / "data")
         await node.start(port)
-        (message,) = await client.pop("orders/#", group="orders", wait_ms=10_000)
+        async with Client(node.target) as other:
+            (message,) = await other.pop("orders/#", group="orders", wait_ms=60_000)
         assert message.body == b"late"
         await node.until(lambda: not rows(engine, outbox))
         relay.cancel()

@@ -32,9 +32,11 @@ from taskiq.receiver import Receiver
 from penstock import Client, Message, group_settings
 from penstock.contrib.taskiq import PenstockSchedules, PenstockTasks
 from penstock.pop.errors import ClientClosed, InvalidHandle
+from penstock.worker import runningconsumer
+from tests.pop.looptime import LoopTime
 from tests.pop.wiring import Node
 from tests.system.processes import ROOT, NodeProcess
-from tests.waiting import WAIT_S_MAX, until
+from tests.waiting import PROCESS_S, WAIT_S_MAX, until
 
 TASKS = "tasks"
 
@@ -65,7 +67,7 @@ async def working(broker: PenstockTasks, **options: Any) -> AsyncIterator[asynci
             yield finish
         finally:
             finish.set()
-            await asyncio.wait_for(listening, 20)
+            await asyncio.wait_for(listening, WAIT_S_MAX)
 
 
 async def test_a_task_runs_and_its_result_comes_back(node: Node, broker: PenstockTasks) -> None:
@@ -79,8 +81,8 @@ async def test_a_task_runs_and_its_result_comes_back(node: Node, broker: Penstoc
 
     async with working(broker):
         first, second = await twice.kiq(21), await plain.kiq(1)
-        assert (await first.wait_result(timeout=15)).return_value == 42
-        assert (await second.wait_result(timeout=15)).return_value == 2
+        assert (await first.wait_result(timeout=WAIT_S_MAX)).return_value == 42
+        assert (await second.wait_result(timeout=WAIT_S_MAX)).return_value == 2
         await until(lambda: node.core.counters.acked == 2)
 
 
@@ -166,7 +168,7 @@ async def test_a_task_that_raises_is_acknowledged_and_its_error_is_the_result(no
         raise LookupError("no such customer")
 
     async with working(broker):
-        result = await (await fail.kiq()).wait_result(timeout=15)
+        result = await (await fail.kiq()).wait_result(timeout=WAIT_S_MAX)
         assert isinstance(result.error, LookupError)
         await until(lambda: node.core.counters.acked == 1)
 
@@ -189,7 +191,7 @@ async def test_taskiq_s_retries_send_the_task_again(node: Node, broker: Penstock
         if isinstance(middleware, SmartRetryMiddleware):
             assert ran == [0]
             node.advance(3_601_000)
-        assert (await task.wait_result(timeout=15)).return_value == 42
+        assert (await task.wait_result(timeout=WAIT_S_MAX)).return_value == 42
     assert ran == [0, 1]
 
 
@@ -205,14 +207,16 @@ async def test_a_task_that_hangs_ends_by_its_timeout(node: Node, broker: Penstoc
             raise
 
     async with working(broker):
-        result = await (await hang.kiq()).wait_result(timeout=15)
+        result = await (await hang.kiq()).wait_result(timeout=WAIT_S_MAX)
         assert isinstance(result.error, TimeoutError)
         await until(lambda: node.core.counters.acked == 1)
     assert cancelled == [True]
 
 
-async def test_a_task_is_extended_while_it_runs_or_waits_to_run(node: Node) -> None:
-    broker = broker_of(node.target, invisible=2.0)
+async def test_a_task_is_extended_while_it_runs_or_waits_to_run(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runningconsumer, "CHECK_S_MAX", 0.01)
+    loop_time = LoopTime()
+    broker = broker_of(node.target, invisible=600)
     began: list[int] = []
     release = asyncio.Event()
 
@@ -231,8 +235,10 @@ async def test_a_task_is_extended_while_it_runs_or_waits_to_run(node: Node) -> N
             now = {held.message.handle for listener in broker._listeners for held in listener._held}
             return len(now) == 6 and not now & handles
 
+        loop_time.advance(301)
         await until(extended)
         handles |= {held.message.handle for listener in broker._listeners for held in listener._held}
+        loop_time.advance(301)
         await until(extended)
         release.set()
         await until(lambda: node.core.counters.acked == 6)
@@ -240,6 +246,7 @@ async def test_a_task_is_extended_while_it_runs_or_waits_to_run(node: Node) -> N
     assert began == list(range(6)), "none came twice"
 
 
+@pytest.mark.nightly
 async def test_tasks_beyond_what_taskiq_asks_for_stay_with_other_workers(node: Node, client: Client) -> None:
     release = asyncio.Event()
     ran: dict[str, set[int]] = {"busy": set(), "idle": set()}
@@ -348,10 +355,11 @@ async def test_tasks_that_run_too_long_at_a_stop_go_back_uncounted(node: Node, c
     rest: list[Message] = []
     async with asyncio.timeout(WAIT_S_MAX):
         while len(rest) < 4:
-            rest += await client.pop(TASKS, group=TASKS, messages_max=100, wait_ms=1_000)
+            rest += await client.pop(TASKS, group=TASKS, messages_max=100, wait_ms=60_000)
     assert [message.attempt for message in rest] == [1] * 4
 
 
+@pytest.mark.nightly
 async def test_a_worker_goes_on_when_its_node_was_killed(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "data")
     await asyncio.to_thread(node.start)
@@ -381,6 +389,7 @@ async def test_a_worker_goes_on_when_its_node_was_killed(tmp_path: Path) -> None
         await asyncio.to_thread(node.close)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_the_tasks_of_a_worker_process_that_ends_are_run_by_the_next(tmp_path: Path, number: int) -> None:
     node = NodeProcess(tmp_path / "data")
@@ -413,11 +422,11 @@ async def test_the_tasks_of_a_worker_process_that_ends_are_run_by_the_next(tmp_p
             os.killpg(worker.pid, signal.SIGKILL)
         else:
             worker.terminate()
-        await asyncio.to_thread(worker.wait, 30)
+        await asyncio.to_thread(worker.wait, PROCESS_S)
         worker = await asyncio.to_thread(start)
         await until(lambda: sorted(each for each in lines("began") if each < 2) == [0, 0, 1, 1])
         await sender.shutdown()
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
-        await asyncio.to_thread(worker.wait, 30)
+        await asyncio.to_thread(worker.wait, PROCESS_S)
         await asyncio.to_thread(node.close)

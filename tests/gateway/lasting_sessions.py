@@ -48,6 +48,10 @@ ENDS = ("stop", "kill")
 each_end = pytest.mark.parametrize("end", ENDS)
 
 
+both_versions_and_ends = pytest.mark.parametrize(("version", "end"), list(zip((4, 5), ENDS, strict=True)))
+"""Each version, and each end: the records of a session are the same in both versions."""
+
+
 async def end_node(broker: Broker, end: str) -> None:
     """Stop or kill the node, and start the next one on its data directory."""
     await (broker.restart() if end == "stop" else broker.kill())

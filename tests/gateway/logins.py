@@ -20,10 +20,16 @@ REFUSED = (CONNACK, 0, bytes((0, ConnectCode.NOT_AUTHORIZED)))
 BUSY = (CONNACK, 0, bytes((0, ConnectCode.SERVER_UNAVAILABLE)))
 BAD_PASSWORD = (CONNACK, 0, bytes((0, ConnectCode.BAD_USER_NAME_OR_PASSWORD)))
 
+PATIENT: dict[str, Any] = {"plugin_timeout_ms": 600_000, "held_ms": 600_000}
+
 
 def plugins(*names: str, **options: Any) -> AccessOptions:
-    """Return options with these plugins. A name without a dot is that of a class in `scripted_plugins`."""
-    return AccessOptions(plugins={name if "." in name else f"{SCRIPTED}.{name}": {} for name in names}, **options)
+    """Return options with these plugins, which may take as long as a busy machine needs.
+
+    A name without a dot is that of a class in `scripted_plugins`.
+    """
+    named: dict[str, Any] = {name if "." in name else f"{SCRIPTED}.{name}": {} for name in names}
+    return AccessOptions(plugins=named, **PATIENT | options)
 
 
 async def login(broker: Broker, client_id: str, username: str = "", password: str = "", **options: Any) -> Client:

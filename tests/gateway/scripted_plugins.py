@@ -12,6 +12,8 @@ from amqtt.contexts import Action
 from amqtt.events import BrokerEvents
 from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 
+from tests.waiting import WAIT_S_MAX
+
 BROKEN = "broken"
 """An answer that makes the plugin raise an error."""
 
@@ -46,7 +48,7 @@ class Script:
         if self.only_logins and not is_login:
             return
         if self.blocks:
-            self.may_answer.wait(30)
+            self.may_answer.wait(WAIT_S_MAX)
         while not self.may_answer.is_set():  # noqa: ASYNC110 - set on another thread
             await asyncio.sleep(POLL_S)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.scripted_plugins import BROKEN, Script
 from tests.gateway.wire import CLEAN, PING, WILL, Broker, Message
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 # --- anonymous clients --------------------------------------------------------------------------------------------------
 
@@ -78,9 +78,10 @@ async def test_a_client_with_a_certificate_is_not_anonymous(start_broker: StartB
 # --- amqtt's rules ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "is_taken"),
-    [
+async def test_a_client_is_accepted_if_a_plugin_accepts_it_and_none_refuses(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", "MoreUsers"))
+    counts: Counter[tuple[str, str]] = Counter()
+    for first, second, is_taken in (
         (True, None, True),
         (None, True, True),
         (True, True, True),
@@ -90,37 +91,31 @@ async def test_a_client_with_a_certificate_is_not_anonymous(start_broker: StartB
         (None, None, False),
         (BROKEN, False, False),
         (False, BROKEN, False),
-    ],
-)
-async def test_a_client_is_accepted_if_a_plugin_accepts_it_and_none_refuses(
-    start_broker: StartBroker, script: Script, first: Any, second: Any, is_taken: bool
-) -> None:
-    broker = await start_broker(access=plugins("Users", "MoreUsers"))
-    script.users |= {"ann": first, "ann again": second}
-    client = await login(broker, "c", "ann", "secret")
-    assert await client.receive() == ((CONNACK, 0, b"\0\0") if is_taken else BAD_PASSWORD)
-    outcome = "allowed" if is_taken else "denied"
-    assert broker.node.gateway.authorizer.questions.outcomes == {("connect", outcome): 1}
+    ):
+        script.users |= {"ann": first, "ann again": second}
+        client = await login(broker, "c", "ann", "secret")
+        assert await client.receive() == ((CONNACK, 0, b"\0\0") if is_taken else BAD_PASSWORD), (first, second)
+        counts["connect", "allowed" if is_taken else "denied"] += 1
+        assert broker.node.gateway.authorizer.questions.outcomes == counts, (first, second)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "may"),
-    [(True, None, True), (None, True, True), (False, None, False), (None, False, False), (None, None, False)],
-)
-async def test_a_topic_plugin_that_has_no_opinion_is_ignored(
-    start_broker: StartBroker, script: Script, first: Any, second: Any, may: bool
-) -> None:
+async def test_a_topic_plugin_that_has_no_opinion_is_ignored(start_broker: StartBroker, script: Script) -> None:
     """Yakifo/amqtt, docs/plugins/custom_plugins.md: "`None` will be ignored", and one plugin at least must return True."""
     broker = await start_broker(access=plugins("Topics", "MoreTopics"))
-    script.topics |= {("publish", "a"): first, ("publish", "a again"): second}
-    script.topics |= {("subscribe", "b"): first, ("subscribe", "b again"): second}
-    script.topics |= {("receive", "c"): first, ("receive", "c again"): second}
-    client = await broker.connect_5("c")
-    assert await client.publish_with("a", b"x", {}, 1) == (ReasonCode.SUCCESS if may else ReasonCode.NOT_AUTHORIZED)
-    assert await client.subscribe(("b", 1), ("c", 1), ("d", 1)) == [1 if may else ReasonCode.NOT_AUTHORIZED, 1, 1]
-    for topic in ("c", "d"):
-        await client.publish(topic, b"x", 1)
-    assert [(await client.message()).topic for _ in range(2 if may else 1)] == (["c", "d"] if may else ["d"])
+    for number, (first, second, may) in enumerate(
+        ((True, None, True), (None, True, True), (False, None, False), (None, False, False), (None, None, False))
+    ):
+        a, b, c, d = (f"{name}/{number}" for name in "abcd")
+        for action, topic in (("publish", a), ("subscribe", b), ("receive", c)):
+            script.topics |= {(action, topic): first, (action, f"{topic} again"): second}
+        client = await broker.connect_5("c")
+        answer = await client.publish_with(a, b"x", {}, 1)
+        assert answer == (ReasonCode.SUCCESS if may else ReasonCode.NOT_AUTHORIZED), number
+        codes = await client.subscribe((b, 1), (c, 1), (d, 1))
+        assert codes == [1 if may else ReasonCode.NOT_AUTHORIZED, 1, 1], number
+        for topic in (c, d):
+            await client.publish(topic, b"x", 1)
+        assert [(await client.message()).topic for _ in range(2 if may else 1)] == ([c, d] if may else [d]), number
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -473,7 +468,7 @@ async def test_a_plugin_that_blocks_does_not_prevent_the_node_from_stopping(star
     script.may_answer.clear()
     await login(broker, "c", "ann", "secret")
     await until(lambda: script.asked == [("connect", "c")])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S_MAX / 2):
         await broker.node.gateway.stop()
     script.may_answer.set()
 
@@ -528,11 +523,9 @@ async def test_a_publish_with_a_cached_answer_does_not_ask_plugins_again(start_b
     client = await broker.connect("c")
     await client.publish("a", b"", 1)
     asked = len(script.asked)
-    began_s = time.perf_counter()
-    await client.send(encode_publish(b"a", b"x" * 64) * 10_000)
+    await client.send(encode_publish(b"a", b"x" * 64) * 1000)
     await client.drained()
-    assert time.perf_counter() - began_s < 5
-    assert (len(broker.stored()), len(script.asked)) == (10_001, asked)
+    assert (len(broker.stored()), len(script.asked)) == (1001, asked)
 
 
 async def test_without_plugins_there_are_no_permissions_to_check_and_no_thread(broker: Broker) -> None:

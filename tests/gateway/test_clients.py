@@ -31,6 +31,7 @@ async def mosquitto_sub(broker: Broker, client_id: str, topic_filter: str, qos: 
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_mosquitto_gets_what_mosquitto_publishes(broker: Broker, qos: int) -> None:
     async with asyncio.timeout(ANSWER_S_MAX):

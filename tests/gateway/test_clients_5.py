@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.moving_time import pass_time
 from tests.gateway.other_clients import Paho, command, paho, printed, properties_of, subscribed
 from tests.gateway.wire import ANSWER_S_MAX, Broker, Message
 from tests.waiting import until
@@ -187,11 +188,12 @@ async def test_mosquitto_publishes_a_will_after_its_delay(broker: Broker) -> Non
         process = await asyncio.create_subprocess_exec(
             *(command("mosquitto_sub"), "-h", address.host, "-p", str(address.port), "-V", "5", "-t", "none", "-i", "dies"),
             *("--will-topic", "will/dies", "--will-payload", "gone", "--will-qos", "1"),
-            *("-D", "will", "will-delay-interval", "1", "-D", "connect", "session-expiry-interval", "60"),
+            *("-D", "will", "will-delay-interval", "60", "-D", "connect", "session-expiry-interval", "600"),
         )
         await until(lambda: "dies" in broker.node.gateway.clients)
         process.kill()
         await process.wait()
         await until(lambda: "dies" in broker.away())
         assert broker.stored() == []
+        pass_time(broker.node.gateway, 61)
         assert await watcher.message() == Message("will/dies", b"gone", 1)

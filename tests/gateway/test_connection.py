@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -39,9 +39,9 @@ async def others(broker: Broker) -> AsyncIterator[None]:
 # --- CONNECT ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
+@pytest.mark.usefixtures("others")
+async def test_a_first_packet_that_is_no_connect_closes_the_connection(broker: Broker) -> None:
+    firsts = (
         PING,
         BYE,
         packet(0x30, field(b"a") + b"x"),
@@ -51,14 +51,12 @@ async def others(broker: Broker) -> AsyncIterator[None]:
         unsubscribe(1, b"#"),
         encode_acks(PUBACK, [1]),
         encode_acks(PUBREL, [1]),
-    ],
-)
-@pytest.mark.usefixtures("others")
-async def test_a_first_packet_that_is_no_connect_closes_the_connection(broker: Broker, first: bytes) -> None:
-    client = await broker.dial()
-    await client.send(first, connect(CLEAN, b"late"))
-    assert await client.ended() == []
-    assert broker.closed(ReasonCode.PROTOCOL_ERROR) == 1
+    )
+    for number, first in enumerate(firsts, 1):
+        client = await broker.dial()
+        await client.send(first, connect(CLEAN, b"late"))
+        assert await client.ended() == [], first
+        assert broker.closed(ReasonCode.PROTOCOL_ERROR) == number, first
     assert broker.stored() == []
 
 
@@ -92,22 +90,22 @@ async def test_the_connect_timeout_does_not_apply_after_the_connect(broker: Brok
     assert await client.drained() == []
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in INVALID if issubclass(case.error, ConnectRefused)], ids=lambda case: case.name
-)
 @pytest.mark.usefixtures("others")
-async def test_a_refused_connect_is_answered_with_its_reason_and_closed(broker: Broker, case: Any) -> None:
-    client = await broker.dial()
-    await client.send(case.data, PING)
-    answers = await client.ended()
-    if "6.0" in case.name:  # the answer has the format of 5.0
-        ((kind, _, body),) = answers
-        assert (kind, body[:2]) == (CONNACK, bytes((0, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)))
-    elif issubclass(case.error, UnsupportedVersion):
-        assert answers == [(CONNACK, 0, bytes((0, ConnectCode.UNACCEPTABLE_PROTOCOL_VERSION)))]
-    else:
-        assert answers == [(CONNACK, 0, bytes((0, ConnectCode.IDENTIFIER_REJECTED)))]
-    assert broker.node.gateway.clients.keys() == {"other"}
+async def test_a_refused_connect_is_answered_with_its_reason_and_closed(broker: Broker) -> None:
+    for case in INVALID:
+        if not issubclass(case.error, ConnectRefused):
+            continue
+        client = await broker.dial()
+        await client.send(case.data, PING)
+        answers = await client.ended()
+        if "6.0" in case.name:  # the answer has the format of 5.0
+            ((kind, _, body),) = answers
+            assert (kind, body[:2]) == (CONNACK, bytes((0, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION))), case.name
+        elif issubclass(case.error, UnsupportedVersion):
+            assert answers == [(CONNACK, 0, bytes((0, ConnectCode.UNACCEPTABLE_PROTOCOL_VERSION)))], case.name
+        else:
+            assert answers == [(CONNACK, 0, bytes((0, ConnectCode.IDENTIFIER_REJECTED)))], case.name
+        assert broker.node.gateway.clients.keys() == {"other"}, case.name
 
 
 async def test_each_client_without_an_id_is_assigned_its_own(broker: Broker) -> None:
@@ -271,40 +269,39 @@ async def test_each_connection_is_on_the_wheel_only_once(broker: Broker) -> None
 # --- packets that are refused -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in INVALID if not issubclass(case.error, ConnectRefused)], ids=lambda case: case.name
-)
 @pytest.mark.usefixtures("others")
-async def test_a_bad_packet_closes_the_connection_and_is_counted(broker: Broker, case: Any) -> None:
-    is_connect = case.data[:1] == b"\x10"
-    client = await (broker.dial() if is_connect else broker.connect("bad"))
-    await client.send(case.data, PING)
-    assert await client.ended() == []
-    assert broker.node.gateway.counters.closed_by_reason == {case.reason: 1}
-    assert broker.stored() == []
+async def test_a_bad_packet_closes_the_connection_and_is_counted(broker: Broker) -> None:
+    counts: Counter[ReasonCode] = Counter()
+    for case in INVALID:
+        if issubclass(case.error, ConnectRefused):
+            continue
+        is_connect = case.data[:1] == b"\x10"
+        client = await (broker.dial() if is_connect else broker.connect("bad"))
+        await client.send(case.data, PING)
+        assert await client.ended() == [], case.name
+        counts[case.reason] += 1
+        assert broker.node.gateway.counters.closed_by_reason == counts, case.name
+        assert broker.stored() == [], case.name
 
 
-@pytest.mark.parametrize(
-    ("topic", "what"),
-    [
-        (b"a/+", "wildcard"),
-        (b"#", "wildcard"),
-        (b"", "empty"),
-        (b"a\0b", "U+0000"),
-        (b"a/\xff", "not UTF-8"),
-        (b"\xed\xa0\x80", "a surrogate"),
-        (b"$SYS/x", "the node's"),
-        (b"a" * 4097, "too long"),
-        (b"/" * 128, "too deep"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
 @pytest.mark.usefixtures("others")
-async def test_an_invalid_topic_closes_the_connection_without_an_ack(broker: Broker, topic: bytes, what: str) -> None:
-    client = await broker.connect("bad")
-    await client.send(encode_publish(topic, b"x", 1, packet_id=1))
-    assert await client.ended() == []
-    assert broker.closed(ReasonCode.TOPIC_NAME_INVALID) == 1
+async def test_an_invalid_topic_closes_the_connection_without_an_ack(broker: Broker) -> None:
+    topics = {
+        "wildcard": b"a/+",
+        "only a wildcard": b"#",
+        "empty": b"",
+        "U+0000": b"a\0b",
+        "not UTF-8": b"a/\xff",
+        "a surrogate": b"\xed\xa0\x80",
+        "the node's": b"$SYS/x",
+        "too long": b"a" * 4097,
+        "too deep": b"/" * 128,
+    }
+    for number, (what, topic) in enumerate(topics.items(), 1):
+        client = await broker.connect("bad")
+        await client.send(encode_publish(topic, b"x", 1, packet_id=1))
+        assert await client.ended() == [], what
+        assert broker.closed(ReasonCode.TOPIC_NAME_INVALID) == number, what
     assert broker.stored() == []
 
 
@@ -353,7 +350,9 @@ async def test_a_stream_may_be_cut_at_any_byte(broker: Broker, first_connect: bo
     monkeypatch.setattr(overtime, "TURN_S", 60.0)  # Else a machine that is busy puts off the UNSUBSCRIBE.
     head = connect(CLEAN, b"cut") if first_connect else b""
     stream = head + b"".join(STREAM)
-    for cut in range(1, len(stream)):
+    # The bytes of a body are alike, so the test cuts only every seventh of them.
+    cuts = [cut for cut in range(1, len(stream)) if cut % 7 == 0 or stream[cut - 2 : cut + 2] not in (b"xxxx", b"yyyy")]
+    for cut in cuts:
         # The test feeds the server's end of a real connection, because the kernel decides how a socket splits a stream.
         known = set(broker.node.gateway.connections)
         client = await (broker.dial() if first_connect else broker.connect("cut"))
@@ -364,7 +363,7 @@ async def test_a_stream_may_be_cut_at_any_byte(broker: Broker, first_connect: bo
         answers = {await client.receive() for _ in range(len(ANSWERS) + first_connect)}
         assert answers == (ANSWERS | {ACCEPTED} if first_connect else ANSWERS), cut
         client.reset()
-    assert len(broker.stored()) == 2 * (len(stream) - 1)
+    assert len(broker.stored()) == 2 * len(cuts)
 
 
 async def test_a_stream_may_come_byte_by_byte(broker: Broker) -> None:
@@ -375,19 +374,20 @@ async def test_a_stream_may_come_byte_by_byte(broker: Broker) -> None:
     assert len(broker.stored()) == 6
 
 
-@pytest.mark.parametrize("piece_bytes", [1000, 65_536, 262_144, MIB])
-async def test_a_packet_of_a_mebibyte_may_come_in_many_reads(broker: Broker, piece_bytes: int) -> None:
+async def test_a_packet_of_a_mebibyte_may_come_in_many_reads(broker: Broker) -> None:
     body = bytes(range(256)) * 4096
     large = encode_publish(b"a", body[:-9], 1, packet_id=1)
     assert len(large) == MIB
     client = await broker.connect("pump")
     stream = PING + large + PING + large[:-1]
-    for at in range(0, len(stream), piece_bytes):
-        broker.feed("pump", stream[at : at + piece_bytes])
-    assert {await client.receive() for _ in range(3)} == {PONG, (PUBACK, 1)}
-    broker.feed("pump", large[-1:] + PING)
-    assert {await client.receive() for _ in range(2)} == {PONG, (PUBACK, 1)}
-    assert broker.stored() == [Message("a", body[:-9], 1)] * 2
+    sizes = (1000, 65_536, 262_144, MIB)
+    for piece_bytes in sizes:
+        for at in range(0, len(stream), piece_bytes):
+            broker.feed("pump", stream[at : at + piece_bytes])
+        assert {await client.receive() for _ in range(3)} == {PONG, (PUBACK, 1)}, piece_bytes
+        broker.feed("pump", large[-1:] + PING)
+        assert {await client.receive() for _ in range(2)} == {PONG, (PUBACK, 1)}, piece_bytes
+    assert broker.stored() == [Message("a", body[:-9], 1)] * 2 * len(sizes)
 
 
 async def test_large_packets_arrive_over_a_socket(broker: Broker) -> None:
@@ -399,7 +399,7 @@ async def test_large_packets_arrive_over_a_socket(broker: Broker) -> None:
 
 async def test_thousands_of_packets_in_one_write_are_all_answered_in_order(broker: Broker) -> None:
     client = await broker.connect("pump")
-    ids = range(1, 20_001)
+    ids = range(1, 3001)
     await client.send(*(encode_publish(b"a/%d" % (n % 7), b"%d" % n, 1, packet_id=n) for n in ids))
     assert [await client.receive() for _ in ids] == [(PUBACK, n) for n in ids]
     assert [int(message.body) for message in broker.stored()] == list(ids)

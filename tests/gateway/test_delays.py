@@ -152,8 +152,7 @@ async def ack_of(client: Client5, topic: str, about: PropertyValues, qos: int = 
     return body[2] if len(body) > 2 else 0, read_properties(body, 3, kind)[0] if len(body) > 3 else {}
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("wish", ["delay-ms", "deliver-at-ms"])
+@pytest.mark.parametrize(("wish", "qos"), [("delay-ms", 1), ("deliver-at-ms", 2)])
 async def test_user_properties_delay_a_message_and_the_ack_has_its_recall_handle(broker: Broker, wish: str, qos: int) -> None:
     clock = at_time(broker)
     client = await broker.connect_5("client")

@@ -31,9 +31,9 @@ async def numbers(client: Client, count: int) -> list[int]:
 # --- many subscribers ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_hundred_subscribers_get_everything_once(broker: Broker) -> None:
+async def test_many_subscribers_get_everything_once(broker: Broker) -> None:
     publisher = await broker.connect("publisher")
-    subscribers = [await broker.connect(f"subscriber-{n}") for n in range(100)]
+    subscribers = [await broker.connect(f"subscriber-{n}") for n in range(30)]
     for n, subscriber in enumerate(subscribers):
         await subscriber.subscribe(("a/+" if n % 2 else "a/b", n % 3))
     expected = [Message("a/b", b"%d" % n, n % 3) for n in range(50)]
@@ -44,7 +44,7 @@ async def test_a_hundred_subscribers_get_everything_once(broker: Broker) -> None
         got = [message_of(await subscriber.expect(PUBLISH)) for _ in expected]
         assert got == [one._replace(qos=min(one.qos, n % 3)) for one in expected]
         assert await subscriber.drained() == []
-    assert broker.node.gateway.counters.publishes_out == 5000
+    assert broker.node.gateway.counters.publishes_out == 1500
 
 
 async def test_subscribers_of_one_filter_share_its_queue_and_its_fanout(broker: Broker) -> None:
@@ -122,6 +122,7 @@ async def test_the_node_still_reads_a_lagging_subscriber(start_broker: StartBrok
     connection = broker.connection("slow")
     assert not connection.outbox.writable
     heard_s = connection.received_s
+    broker.clock.advance(1000)
     slow.writer.write(PING + encode_publish(b"b", b"from a slow one"))
     await until(lambda: connection.received_s > heard_s)
     assert broker.stored()[-1] == Message("b", b"from a slow one")

@@ -16,6 +16,7 @@ from penstock.gateway.protocol.properties import Property, parse_properties
 from penstock.gateway.sessions.stored_sessions import OWNER
 from penstock.store import topics
 from penstock.store.options import KIB
+from tests.depth import DEPTH
 from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases_5 import subscribe_5, unsubscribe_5
 from tests.gateway.wire import Broker, Client5, Message, message_of
@@ -229,7 +230,7 @@ FILTERS = ["a/#", "a/+", "a/b", "+/b", "#"]
 TOPICS = ["a/b", "a/c", "x/b", "a"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3 * DEPTH))
 async def test_any_of_many_subscriptions_may_end_at_any_time(broker: Broker, seed: int) -> None:
     """A message is sent once if a subscription that matched it on arrival still exists, never twice, and in order."""
     rng = random.Random(seed)

@@ -160,18 +160,16 @@ async def test_a_publish_waits_behind_earlier_ones_of_its_client_that_still_wait
     assert [message.body for message in broker.stored()] == [b"known", b"1", b"2"]
 
 
-@pytest.mark.parametrize("cut", [2, 9, 12, 20])
-async def test_bytes_in_a_body_that_look_like_a_publish_are_part_of_the_body(
-    broker: Broker, five: list[Bare], cut: int
-) -> None:
+async def test_bytes_in_a_body_that_look_like_a_publish_are_part_of_the_body(broker: Broker, five: list[Bare]) -> None:
     inner = encode_publish(b"plant/1", b"inner", 1, packet_id=5)
     outer = encode_publish(b"plant/0", b"12345678" + inner, 1, packet_id=6)
-    for start in {cut, len(outer) - len(inner)}:
+    cuts = {2, 9, 12, 20, len(outer) - len(inner)}
+    for start in cuts:
         five[0].send(outer[:start])
         assert not await five[1].client.drained()  # the node completes a turn of its loop
         five[0].send(outer[start:])
         assert await five[0].client.receive() == (PUBACK, 6)
-    assert broker.stored()[5:] == [Message("plant/0", b"12345678" + inner, 1)] * 2
+    assert broker.stored()[5:] == [Message("plant/0", b"12345678" + inner, 1)] * len(cuts)
 
 
 async def test_publishes_continue_in_the_next_segment_when_one_is_full(start_broker: StartBroker) -> None:
@@ -310,8 +308,7 @@ async def test_runs_of_several_clients_in_one_turn_are_each_stored_in_order_and_
         assert store.syncs == syncs + 1
 
 
-@pytest.mark.parametrize("qos", [0, 1])
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize(("qos", "version"), [(0, 4), (1, 5)])
 async def test_a_run_that_is_cut_at_any_byte_is_stored_whole_and_in_order(
     broker: Broker, qos: int, version: int, seen: Counter[bool]
 ) -> None:

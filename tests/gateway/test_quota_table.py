@@ -29,7 +29,7 @@ from tests.gateway.wire import CLEAN, Broker, Client5
 from tests.layout import ROOT
 
 USERS = ("ann", "bob")
-NEAR, FAR, FARTHER = "local", "192.0.2.9", "198.51.100.5"
+NEAR, FAR, FARTHER, ELSEWHERE = "local", "192.0.2.9", "198.51.100.5", "203.0.113.7"
 ANSWERS = (0, int(ReasonCode.QUOTA_EXCEEDED))
 LIMIT, BYTES_LIMIT, BODY = 2, 3000, b"x" * 1000
 """Two of each kind fit into its limit, and not a third."""
@@ -145,11 +145,12 @@ GRPC: dict[str, Make] = {
     "schedules_bytes": create_schedule,
     "transactions": call(TooManyTransactions, lambda client, _: client.transactions.begin("a", BODY, producer="p")),
 }
-CASES = [
-    *((resource, "mqtt", level) for resource in MQTT for level in ("client", "user", "source")),
-    *((resource, "grpc", level) for resource in GRPC for level in ("user", "source")),
-]
-CASES.remove(("sessions", "mqtt", "client"))  # A client has one session.
+FLOODERS = {
+    "client": Who("bob", FARTHER, "pump"),
+    "user": Who("ann", FARTHER, "of ann"),
+    "source": Who("bob", FAR, "from afar"),
+}
+"""By what has a limit: a client of MQTT that no other limit concerns."""
 
 
 async def place_of(
@@ -164,41 +165,60 @@ async def place_of(
     return Place(await start_broker(quotas=quotas, listeners=(LISTENER,), **access), stack)
 
 
-@pytest.mark.usefixtures("script")
-@pytest.mark.parametrize(("resource", "protocol", "level"), CASES)
-async def test_whoever_has_reached_its_limit_is_refused_and_others_are_served(
-    start_broker: StartBroker, tmp_path: Path, resource: str, protocol: str, level: str
-) -> None:
-    make = (MQTT if protocol == "mqtt" else GRPC)[resource]
-    has_users = level != "source"
-    source = NEAR if protocol == "grpc" else FAR
-    flooder = Who("ann" if has_users else "", source, "pump")
+def limit_of(level: str, name: str, resource: str) -> QuotaLimitOptions:
     limit = BYTES_LIMIT if resource.endswith("_bytes") else LIMIT
-    limits = QuotaLimitOptions(of=level, name=flooder._asdict()[level], **{resource: limit})  # type: ignore[arg-type]
-    async with AsyncExitStack() as stack:
-        place = await place_of(stack, start_broker, tmp_path, QuotaOptions(limits=(limits,)), has_users=has_users)
-        found = [await make(place, flooder, f"one-{number}") for number in range(4)]
-        assert found == [True, True, False, False]
-        if protocol == "mqtt" and level != "client":  # The limit is for all of its clients together.
-            again = flooder._replace(client="pump-2", source=FARTHER if level == "user" else FAR)
-            assert not await make(place, again, "again")
-        differing = {"client": "other", "user": "bob", "source": FARTHER}[level]
-        other = flooder._replace(**{"client": "other", level: differing})
-        if protocol == "grpc" and level == "source":  # Each caller of a test comes from this machine: see the test below.
-            return
-        assert [await make(place, other, f"other-{number}") for number in range(3)] == [True] * 3
-        assert not await make(place, flooder, "last")
+    return QuotaLimitOptions(of=level, name=name, **{resource: limit})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("resource", GRPC)
-async def test_a_limit_of_another_source_does_not_concern_a_service(
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize("resource", MQTT)
+async def test_whoever_has_reached_its_limit_is_refused_and_others_are_served(
     start_broker: StartBroker, tmp_path: Path, resource: str
 ) -> None:
-    limit = BYTES_LIMIT if resource.endswith("_bytes") else LIMIT
-    quotas = QuotaOptions(limits=(QuotaLimitOptions(of="source", name=FAR, **{resource: limit}),))
+    make = MQTT[resource]
+    # A client has one session.
+    flooders = {level: who for level, who in FLOODERS.items() if (resource, level) != ("sessions", "client")}
+    limits = tuple(limit_of(level, who._asdict()[level], resource) for level, who in flooders.items())
+    async with AsyncExitStack() as stack:
+        place = await place_of(stack, start_broker, tmp_path, QuotaOptions(limits=limits), has_users=True)
+        for level, flooder in flooders.items():
+            found = [await make(place, flooder, f"{level}-{number}") for number in range(4)]
+            assert found == [True, True, False, False], level
+            if level != "client":  # The limit is for all of its clients together.
+                again = flooder._replace(client=f"again {level}", source=ELSEWHERE if level == "user" else FAR)
+                assert not await make(place, again, f"{level}-again"), level
+            other = Who("bob", FARTHER, f"beside {level}")
+            assert [await make(place, other, f"beside-{level}-{number}") for number in range(3)] == [True] * 3, level
+            assert not await make(place, flooder, f"{level}-last"), level
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize("level", ["user", "source"])
+@pytest.mark.parametrize("resource", GRPC)
+async def test_a_service_that_has_reached_its_limit_is_refused(
+    start_broker: StartBroker, tmp_path: Path, resource: str, level: str
+) -> None:
+    make, has_users = GRPC[resource], level != "source"
+    flooder = Who("ann" if has_users else "", NEAR, "")
+    limits = (limit_of(level, flooder._asdict()[level], resource),)
+    async with AsyncExitStack() as stack:
+        place = await place_of(stack, start_broker, tmp_path, QuotaOptions(limits=limits), has_users=has_users)
+        found = [await make(place, flooder, f"one-{number}") for number in range(4)]
+        assert found == [True, True, False, False]
+        if has_users:  # Each caller of a test comes from this machine: see the test below.
+            other = flooder._replace(user="bob")
+            assert [await make(place, other, f"other-{number}") for number in range(3)] == [True] * 3
+            assert not await make(place, flooder, "last")
+
+
+async def test_a_limit_of_another_source_does_not_concern_a_service(start_broker: StartBroker, tmp_path: Path) -> None:
+    limits = {resource: BYTES_LIMIT if resource.endswith("_bytes") else LIMIT for resource in GRPC}
+    quotas = QuotaOptions(limits=(QuotaLimitOptions(of="source", name=FAR, **limits),))
     async with AsyncExitStack() as stack:
         place = await place_of(stack, start_broker, tmp_path, quotas, has_users=False)
-        assert [await GRPC[resource](place, Who("", NEAR, ""), f"one-{number}") for number in range(4)] == [True] * 4
+        for resource, make in GRPC.items():
+            found = [await make(place, Who("", NEAR, ""), f"{resource}-{number}") for number in range(4)]
+            assert found == [True] * 4, resource
 
 
 def test_the_table_has_every_quota_that_the_documents_and_the_options_name() -> None:

@@ -165,8 +165,9 @@ async def test_delayed_messages_of_a_client_are_limited(start_broker: StartBroke
     later = ["$delayed/5/a", "$delayed/5/a", "$delayed/5/a"]
     assert await reasons(flooder, later) == [0, 0, QUOTA_EXCEEDED]
     assert await reasons(honest, ["$delayed/60/a"] * 3) == [0, 0, 0]
-    pass_time(broker.node.gateway, 6)
-    await until(lambda: len(broker.node.delayed) == 3)
+    broker.clock.advance(5000)
+    broker.fire_delayed()
+    assert len(broker.node.delayed) == 3
     assert await reasons(flooder, later) == [0, 0, QUOTA_EXCEEDED]
 
 

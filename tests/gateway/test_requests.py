@@ -50,7 +50,7 @@ async def test_threads_wait_for_replies(broker: Broker) -> None:
 
         def ask() -> ReceivedMessage:
             with SyncClient(str(broker.node.grpc)) as client:
-                return client.request(COMMAND, b"close", timeout=15, content_type="text/plain")
+                return client.request(COMMAND, b"close", timeout=120, content_type="text/plain")
 
         assert (await asyncio.to_thread(ask)).body == b"did close"
         await serving
@@ -81,7 +81,7 @@ async def test_a_reply_comes_although_the_node_restarts(broker: Broker) -> None:
     broker.config = replace(broker.config, pop=replace(broker.config.pop, listen=broker.node.grpc))
     async with Client(str(broker.node.grpc), inbox="control-1") as client:
         async with device_of(broker) as device:
-            asking = asyncio.create_task(client.request(COMMAND, b"open", timeout=30))
+            asking = asyncio.create_task(client.request(COMMAND, b"open", timeout=120))
             _, about = await device.message_with()
         await broker.restart()
         device = await broker.connect_5("valve")

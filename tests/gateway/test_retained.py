@@ -87,7 +87,7 @@ FILTERS = st.builds(
 ).filter(bool)
 
 
-@settings(max_examples=25 * DEPTH)
+@settings(max_examples=10 * DEPTH)
 @given(st.lists(TOPICS, max_size=25), st.lists(FILTERS | st.just("#"), min_size=1, max_size=8), st.data())
 def test_a_search_finds_what_the_definition_of_a_match_finds_in_order(
     stored: list[str], filters: list[str], data: st.DataObject

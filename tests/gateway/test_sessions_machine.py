@@ -26,6 +26,7 @@ from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag, Kind
 from penstock.store.store import Store
 from tests.clock import ManualClock
+from tests.depth import DEPTH
 from tests.store.cutting import cut_log
 from tests.store.wiring import close, crash, retain, work_on
 
@@ -434,4 +435,4 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 TestSessionsMachine = SessionsMachine.TestCase
-TestSessionsMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestSessionsMachine.settings = settings(max_examples=8 * DEPTH, stateful_step_count=30)

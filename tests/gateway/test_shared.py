@@ -28,6 +28,8 @@ from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.store.accounts import Resource
 from penstock.store.errors import TopicInvalid
 from penstock.store.record import Kind
+from tests.clock import AheadClock
+from tests.depth import DEPTH
 from tests.gateway.brokers import StartBroker
 from tests.gateway.logins import plugins
 from tests.gateway.other_clients import paho, properties_of, run_mosquitto
@@ -218,7 +220,7 @@ async def test_lost_connections_make_no_dead_letter(broker: Broker) -> None:
 
 
 async def test_a_member_that_does_not_acknowledge_in_time_loses_the_message(start_broker: StartBroker) -> None:
-    broker = await start_broker(share_ack_timeout_ms=60_000, inflight_max=1)
+    broker = await start_broker(share_ack_timeout_ms=60_000, inflight_max=1, clock=AheadClock())
     one = await member(broker, "one")
     await publish(broker, b"x")
     (packet,) = await one.drained()
@@ -278,7 +280,7 @@ async def test_a_qos_2_message_under_way_is_completed_to_its_client_alone(broker
 async def test_a_qos_2_message_stays_with_its_client_beyond_the_ack_timeout(
     start_broker: StartBroker,
 ) -> None:  # [MQTT-4.8.2-4]
-    broker = await start_broker(share_ack_timeout_ms=60_000, inflight_max=2)
+    broker = await start_broker(share_ack_timeout_ms=60_000, inflight_max=2, clock=AheadClock())
     one = await member(broker, "one", 2, about=LASTS)
     await publish(broker, b"2", qos=2)
     await publish(broker, b"1", qos=1)
@@ -330,9 +332,9 @@ async def test_a_refused_message_becomes_a_dead_letter_and_goes_to_no_other_memb
 # --- subscribing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+async def test_an_invalid_share_name_is_refused_without_harm_to_other_filters(broker: Broker) -> None:
+    client, older = await broker.connect_5("five"), await broker.connect("four")
+    for name in (
         "$share//a",  # [MQTT-4.8.2-1]
         "$share/",
         "$share/g",  # [MQTT-4.8.2-2]
@@ -345,13 +347,9 @@ async def test_a_refused_message_becomes_a_dead_letter_and_goes_to_no_other_memb
         "$share/a$b/a",
         "$share/ g/a",
         "$share/" + "g" * 256 + "/a",
-    ],
-)
-async def test_an_invalid_share_name_is_refused_without_harm_to_other_filters(broker: Broker, name: str) -> None:
-    client = await broker.connect_5("five")
-    assert await client.subscribe((name, 1), ("b", 1)) == [ReasonCode.TOPIC_FILTER_INVALID, 1]
-    older = await broker.connect("four")
-    assert await older.subscribe((name, 1), ("b", 1)) == [SUBACK_FAILURE, 1]
+    ):
+        assert await client.subscribe((name, 1), ("b", 1)) == [ReasonCode.TOPIC_FILTER_INVALID, 1], name
+        assert await older.subscribe((name, 1), ("b", 1)) == [SUBACK_FAILURE, 1], name
     assert list(broker.node.pop.groups) == []
 
 
@@ -466,8 +464,9 @@ async def test_a_group_created_for_devices_is_marked_and_ends_with_the_last_of_t
     assert len(broker.node.gateway.shared) == broker.node.gateway.counters.subscriptions_shared == 0
 
 
-@pytest.mark.parametrize("leaving", [b"\xe0\0", UNSUBSCRIBE], ids=["disconnect", "unsubscribe"])
-@pytest.mark.parametrize(("qos", "answer"), [(1, PUBACK), (2, PUBREC)])
+@pytest.mark.parametrize(
+    ("leaving", "qos", "answer"), [(b"\xe0\0", 1, PUBACK), (UNSUBSCRIBE, 2, PUBREC)], ids=["disconnect", "unsubscribe"]
+)
 async def test_what_comes_together_with_the_end_of_the_last_member_is_acknowledged_before_the_group_ends(
     broker: Broker, leaving: bytes, qos: int, answer: int
 ) -> None:
@@ -555,7 +554,7 @@ async def test_a_group_of_devices_left_by_a_crash_ends_at_the_next_start(broker:
 
 
 async def test_devices_and_a_service_share_one_load(broker: Broker) -> None:
-    count = 300
+    count = 150
     devices = [await member(broker, name, 1, "$share/workers/a/#") for name in ("one", "two")]
     got: Counter[bytes] = Counter()
     by_whom: Counter[str] = Counter()
@@ -584,12 +583,12 @@ async def test_devices_and_a_service_share_one_load(broker: Broker) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     assert set(got.values()) == {1}
-    assert min(by_whom.values()) > 20, by_whom
+    assert by_whom.keys() == {"device-0", "device-1", "service"}
 
 
 async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
-    """Publish 5,000 messages, while members end their connections at random with messages unacknowledged."""
-    count, members_count = 5000, 8
+    """Members end their connections with messages unacknowledged, while a client publishes."""
+    count, members_count = 800 * DEPTH, 4
     chance = random.Random(1)
     got: set[bytes] = set()
 
@@ -598,7 +597,7 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
         while len(got) < count:
             life += 1
             client = await member(broker, f"member-{number}-{life}", about={Property.RECEIVE_MAXIMUM: 50})
-            for _ in range(chance.randrange(1, 400)):
+            for _ in range(chance.randrange(1, 200)):
                 packet = await client.receive()
                 if chance.random() < 0.02:
                     break  # The member vanishes; this message and later ones are unacknowledged.
@@ -615,9 +614,7 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
         for _ in range(50):
             await publisher.expect(PUBACK)
     try:
-        async with asyncio.timeout(60):
-            while len(got) < count:  # noqa: ASYNC110 - the tasks fill it
-                await asyncio.sleep(0.01)
+        await until(lambda: len(got) == count)
     finally:
         for task in tasks:
             task.cancel()
@@ -677,7 +674,7 @@ async def test_a_message_forbidden_to_one_member_goes_to_another(start_broker: S
 
 
 async def test_a_message_forbidden_to_all_members_becomes_a_dead_letter(start_broker: StartBroker) -> None:
-    broker = await start_broker(access=plugins(JAIL), share_ack_timeout_ms=100)
+    broker = await start_broker(access=plugins(JAIL), share_ack_timeout_ms=100, clock=AheadClock())
     broker.node.pop.admin.create("g", "a/#", "latest", GroupSettings(attempts_max=3))
     jailed = [await member(broker, f"jailed-{n}") for n in range(3)]
     await publish(broker, b"x", topic="a/secret")
@@ -777,6 +774,7 @@ async def test_aiomqtt_shares(broker: Broker, version: str) -> None:
             assert [(await anext(messages)).payload for _ in range(5)] == [b"%d" % n for n in range(first, 10, 2)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("version", ["311", "5"])
 async def test_mosquittos_clients_share(broker: Broker, version: str) -> None:
     address = broker.node.mqtt

@@ -13,20 +13,22 @@ from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBACK
 from penstock.gateway.transport.listener import NOT_SENT_BYTES
 from penstock.store.options import KIB, MIB
+from tests.depth import DEPTH
 from tests.gateway.brokers import StartBroker
 from tests.gateway.wire import RECEIVE_BUFFER_BYTES, Broker, Client
 from tests.waiting import until
 
 BUFFER = 16 * KIB
 BODY = 4 * KIB
+MEMBERS = 40 * DEPTH
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_a_few_hundred_subscribers_of_which_some_do_not_read(start_broker: StartBroker, qos: int) -> None:
+async def test_subscribers_of_which_some_do_not_read_are_all_served(start_broker: StartBroker, qos: int) -> None:
     broker = await start_broker(send_buffer_bytes=BUFFER, segment_bytes=64 * MIB, inflight_max=65_535)
     clients: list[Client] = []
     slow: dict[str, Client] = {}
-    for n in range(200):
+    for n in range(MEMBERS):
         name = f"{n}"
         client = await (broker.connect_5(name) if n % 2 else broker.connect(name))
         await client.subscribe(("a", qos))

@@ -87,6 +87,7 @@ def unix_flags(broker: Broker, authority: Authority) -> list[str]:
     return ["--unix", broker.listener("l").options.socket]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "flags"), [("tls", tls_flags), ("mtls", mtls_flags), ("unix", unix_flags)])
 async def test_mosquittos_clients_publish_and_receive(
     start_broker: StartBroker,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.gateway.protocol.properties import Property
 from penstock.store.options import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.clock import AheadClock
+from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import LASTS, begin, leave
 from tests.gateway.moving_time import pass_time
 from tests.gateway.wire import Broker, Message
 from tests.waiting import until
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    """A node whose time of day the test can set apart from the time that passes."""
+    return await start_broker(clock=AheadClock())
 
 
 def jump(broker: Broker, ms: int) -> None:

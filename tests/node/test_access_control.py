@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from argon2 import PasswordHasher
 from prometheus_client import generate_latest
 
+from penstock.access import passwords
 from penstock.access.passwords import PasswordFile
 from penstock.cli.main import main
 from penstock.gateway import gateway
@@ -138,10 +140,11 @@ async def test_a_client_is_disconnected(broker: Broker, run: Any) -> None:
 # --- penstock user ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_users_come_and_go_and_no_password_is_an_argument(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # A hash of the real cost takes a fifth of a second.
+    monkeypatch.setattr(passwords, "PasswordHasher", lambda parallelism: PasswordHasher(1, 64, parallelism))
     path = tmp_path / "passwords"
     file = ["--file", str(path)]
     monkeypatch.setattr("sys.stdin", io.StringIO("first secret\nrest\n"))

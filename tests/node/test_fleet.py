@@ -110,6 +110,7 @@ def broker() -> Iterator[BrokerProcess]:
         pytest.skip(str(missing))
 
 
+@pytest.mark.nightly
 async def test_every_reading_arrives_and_each_device_keeps_its_order(broker: BrokerProcess) -> None:
     readings = simulate(5, 30, 1_500)
     received: dict[str, list[bytes]] = defaultdict(list)
@@ -129,6 +130,7 @@ async def test_every_reading_arrives_and_each_device_keeps_its_order(broker: Bro
     assert received == expected
 
 
+@pytest.mark.nightly
 async def test_the_process_prints_progress_and_ends_with_its_report(broker: BrokerProcess) -> None:
     options = {"port": broker.port, "seed": 2, "devices": 10, "readings": 300}
     process = await asyncio.create_subprocess_exec(

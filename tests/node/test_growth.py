@@ -181,7 +181,8 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
     made.parts.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_no_key_space_grows_however_many_retentions_pass(life: Life) -> None:
     counts: list[Counter[str]] = []
     for _ in range(RETENTIONS):

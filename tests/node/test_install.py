@@ -11,6 +11,7 @@ import pytest
 
 from penstock.install import install_hint
 from tests.system.processes import ROOT
+from tests.waiting import PROCESS_S
 
 HIDE_PYSPARK = """
 import sys
@@ -34,10 +35,15 @@ def test_no_other_module_says_how_to_install_penstock() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("command", ["reconcile", "demo"])
+@pytest.mark.parametrize("command", ["reconcile", pytest.param("demo", marks=pytest.mark.nightly)])
 def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", HIDE_PYSPARK, command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", HIDE_PYSPARK, command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_S,
+        check=False,
     )
     assert ended.returncode == 2
     shown = " ".join((ended.stdout + ended.stderr).split())  # A terminal may wrap the line.

@@ -649,4 +649,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=20 * DEPTH, stateful_step_count=50)
+TestLedgerMachine.settings = settings(max_examples=4 * DEPTH, stateful_step_count=40)

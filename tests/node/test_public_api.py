@@ -99,7 +99,7 @@ def test_both_clients_take_the_same_arguments(asynchronous: type, synchronous: t
         assert list(found.values()) == list(parameters.values()), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_type_checker_knows_the_types_of_the_api(tmp_path: Path) -> None:
     program = tmp_path / "service.py"
     program.write_text("import penstock\nreveal_type(penstock.SyncClient('x').send)\nreveal_type(penstock.Overloaded)\n")

@@ -33,29 +33,26 @@ def bodies(parts: Parts, messages_max: int = 100) -> list[bytes]:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        GroupSettings(),
-        GroupSettings(attempts_max=3, invisible_ms=5_000, in_flight_max=7, fifo=True, paused=True),
-        GroupSettings(backoff=()),
-        GroupSettings(backoff=(1_000, 5_000)),
-        GroupSettings(backoff=Exponential(100, 60_000, 1.5), expression="a || b"),
-        GroupSettings(expression="age > 3", expression_type="sql"),
-    ],
-)
 @pytest.mark.parametrize("keep_index", RESTARTS)
-def test_settings_last(parts: Parts, settings: GroupSettings, keep_index: bool | None) -> None:
-    parts.admin.create(GROUP, FILTER, "earliest", settings)
+def test_settings_last(parts: Parts, keep_index: bool | None) -> None:
+    all_settings = {
+        "default": GroupSettings(),
+        "numbers": GroupSettings(attempts_max=3, invisible_ms=5_000, in_flight_max=7, fifo=True, paused=True),
+        "none": GroupSettings(backoff=()),
+        "steps": GroupSettings(backoff=(1_000, 5_000)),
+        "growing": GroupSettings(backoff=Exponential(100, 60_000, 1.5), expression="a || b"),
+        "sql": GroupSettings(expression="age > 3", expression_type="sql"),
+    }
+    for name, settings in all_settings.items():
+        parts.admin.create(name, FILTER, "earliest", settings)
     parts.settle_queues()
     after = restarted(parts, keep_index)
-    assert after.group().settings == settings
+    assert {name: after.group(name).settings for name in all_settings} == all_settings
     after.close()
 
 
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [
+def test_a_setting_out_of_bounds_is_refused_and_creates_nothing(parts: Parts) -> None:
+    wrong: list[tuple[dict, str]] = [
         ({"attempts_max": 0}, "attempts_max"),
         ({"attempts_max": 65_536}, "attempts_max"),
         ({"invisible_ms": 0}, "invisible_ms"),
@@ -69,16 +66,16 @@ def test_settings_last(parts: Parts, settings: GroupSettings, keep_index: bool |
         ({"expression": "a || "}, "empty tag"),
         ({"expression": "a >", "expression_type": "sql"}, "character 4"),
         ({"expression": "x" * 9_000}, "bytes"),
-    ],
-)
-def test_a_setting_out_of_bounds_is_refused_and_creates_nothing(parts: Parts, settings: dict, what: str) -> None:
-    with pytest.raises(RequestInvalid, match=what):
-        parts.create(**settings)
-    assert list(parts.core.groups) == []
+    ]
+    for settings, what in wrong:
+        with pytest.raises(RequestInvalid, match=what):
+            parts.create(**settings)
+        assert list(parts.core.groups) == [], settings
     parts.create()
-    with pytest.raises(RequestInvalid, match=what):
-        parts.admin.update(GROUP, FILTER, lambda old: replace(old, **settings))
-    assert parts.group().settings == GroupSettings()
+    for settings, what in wrong:
+        with pytest.raises(RequestInvalid, match=what):
+            parts.admin.update(GROUP, FILTER, lambda old: replace(old, **settings))  # noqa: B023 - called at once
+        assert parts.group().settings == GroupSettings(), settings
 
 
 def test_an_expression_that_is_wrong_names_the_character(parts: Parts) -> None:
@@ -225,8 +222,7 @@ def test_an_offset_is_reset_back_and_forward(parts: Parts, keep_index: bool | No
     after.close()
 
 
-@pytest.mark.parametrize("border", range(7))
-def test_a_reset_to_a_time_or_a_position_skips_nothing_among_messages_that_came_late(parts: Parts, border: int) -> None:
+def test_a_reset_to_a_time_or_a_position_skips_nothing_among_messages_that_came_late(parts: Parts) -> None:
     parts.group()
     route = parts.store.router.route(TOPIC.encode())
     half = encode_properties(Properties(producer="orders"))
@@ -245,26 +241,28 @@ def test_a_reset_to_a_time_or_a_position_skips_nothing_among_messages_that_came_
             parts.store.commit()
         came.append(b"%d" % number)
         parts.publish(came[-1])
-    time_ms, position, first = stamps[border]
-    for to in (ResetTo(time_ms=time_ms), ResetTo(position=position)):
-        parts.admin.reset(GROUP, FILTER, to)
-        parts.store.commit()
-        got = bodies(parts)
-        # Messages that were committed or fired just before may come too.
-        assert got[-len(came[first:]) :] == came[first:]
-        assert [body for body in got if body.isdigit()] == [body for body in came[first:] if body.isdigit()]
+    for time_ms, position, first in stamps:
+        for to in (ResetTo(time_ms=time_ms), ResetTo(position=position)):
+            parts.admin.reset(GROUP, FILTER, to)
+            parts.store.commit()
+            got = bodies(parts)
+            # Messages that were committed or fired just before may come too.
+            assert got[-len(came[first:]) :] == came[first:], to
+            assert [body for body in got if body.isdigit()] == [body for body in came[first:] if body.isdigit()], to
 
 
-@pytest.mark.parametrize("topic_filter", [FILTER, "plant/+/temperature", "plant/1/temperature"])
 @pytest.mark.parametrize("keep_index", RESTARTS)
-def test_a_group_begins_at_a_time(parts: Parts, topic_filter: str, keep_index: bool | None) -> None:
+def test_a_group_begins_at_a_time(parts: Parts, keep_index: bool | None) -> None:
+    topic_filters = (FILTER, "plant/+/temperature", "plant/1/temperature")
     for number in range(6):
         parts.advance(1_000)
         parts.publish(b"%d" % number)
-    parts.create(topic_filter=topic_filter, start=parts.clock.now_ms() - 1_500)
+    for topic_filter in topic_filters:
+        parts.create(topic_filter=topic_filter, start=parts.clock.now_ms() - 1_500)
     after = restarted(parts, keep_index)
     after.publish(b"new")
-    assert [message.body for message in after.pop(topic_filter=topic_filter)] == [b"4", b"5", b"new"]
+    for topic_filter in topic_filters:
+        assert [message.body for message in after.pop(topic_filter=topic_filter)] == [b"4", b"5", b"new"], topic_filter
     after.close()
 
 

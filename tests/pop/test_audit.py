@@ -26,6 +26,7 @@ from penstock.pop.rocketmq.stubs import pb as rocketmq_pb
 from penstock.store.store import Store
 from tests.pop.rocketmq.calling import named, outgoing, receive_request
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.waiting import WAIT_S_MAX
 
 METHODS = {
     f"{service.name}/{method.name}": (service.full_name, method)
@@ -99,7 +100,7 @@ class Audited:
         )
         metadata = (("x-mq-client-id", "c1"), *((("authorization", f"Bearer {token}"),) if token else ()))
         requests = _one(request) if method.client_streaming else request
-        call = make(requests, metadata=metadata, timeout=20)
+        call = make(requests, metadata=metadata, timeout=WAIT_S_MAX)
         try:
             if method.server_streaming:
                 async for _ in call:

@@ -15,8 +15,10 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.waiting import WAIT_S_MAX
 
 HUGE = 2**63 - 1
+WAITERS_MAX = 100
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNKNOWN = grpc.StatusCode.NOT_FOUND
@@ -24,7 +26,7 @@ UNKNOWN = grpc.StatusCode.NOT_FOUND
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path / "data", pop=PopOptions(waiters_max=1_000)) as started:
+    async with Node(tmp_path / "data", pop=PopOptions(waiters_max=WAITERS_MAX)) as started:
         yield started
 
 
@@ -69,21 +71,19 @@ REFUSED: list[tuple[tuple[str, Any], grpc.StatusCode, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "code", "reason"), REFUSED, ids=lambda value: str(value)[:40])
-async def test_a_bad_call_is_refused_with_its_reason_and_no_effect(
-    node: Node, call: tuple[str, Any], code: grpc.StatusCode, reason: str
-) -> None:
-    method, request = call
+async def test_a_bad_call_is_refused_with_its_reason_and_no_effect(node: Node) -> None:
     end = node.store.log.end
     async with grpc.aio.insecure_channel(node.target) as channel:
-        stub = PopServiceStub(channel) if hasattr(PopServiceStub(channel), method) else GroupServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await getattr(stub, method)(request)
-    assert refused.value.code() is code
-    assert reason in (refused.value.details() or "")
-    assert list(node.core.groups) == []
-    assert node.store.log.end == end
-    assert node.core.waiting == 0
+        for (method, request), code, reason in REFUSED:
+            stub = PopServiceStub(channel) if hasattr(PopServiceStub(channel), method) else GroupServiceStub(channel)
+            case = f"{method} {str(request)[:200]}"
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await getattr(stub, method)(request)
+            assert refused.value.code() is code, case
+            assert reason in (refused.value.details() or ""), case
+            assert list(node.core.groups) == [], case
+            assert node.store.log.end == end, case
+            assert node.core.waiting == 0, case
 
 
 async def test_huge_sizes_are_cut_to_what_the_node_allows(node: Node) -> None:
@@ -93,35 +93,33 @@ async def test_huge_sizes_are_cut_to_what_the_node_allows(node: Node) -> None:
     assert len(answer.messages) == node.options[0].messages_max
 
 
-@pytest.mark.parametrize(
-    "change", ["truncated", "longer", "flipped", "upper", "spaces", "not hex", "empty", "of another group"]
-)
-async def test_a_wrong_handle_acknowledges_nothing_and_stops_no_other(node: Node, change: str) -> None:
-    node.publish(b"a", b"b")
+async def test_a_wrong_handle_acknowledges_nothing_and_stops_no_other(node: Node) -> None:
     async with grpc.aio.insecure_channel(node.target) as channel:
         stub = PopServiceStub(channel)
-        answer = await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER))
-        right, other = (message.handle for message in answer.messages)
-        foreign = (await stub.Pop(pb.PopRequest(group="audit", filter=FILTER))).messages[0].handle
-        wrong = {
-            "truncated": right[:-2],
-            "longer": right + "00",
-            "flipped": right[:-1] + ("0" if right[-1] != "0" else "1"),
-            "upper": right[:-16] + "F" * 16,
-            "spaces": " " + right[:-1],
-            "not hex": "z" * 60,
-            "empty": "",
-            "of another group": foreign,
-        }[change]
-        for handles in ([wrong], [wrong, other], [other, wrong]):
-            acked = await stub.Ack(pb.AckRequest(group=GROUP, handles=handles))
-            codes = dict(zip(handles, (status.code for status in acked.statuses), strict=True))
-            assert codes[wrong] == pb.INVALID_HANDLE
-            popped = await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, acks=handles))
-            assert popped.ack_statuses[handles.index(wrong)] == acked.statuses[handles.index(wrong)]
-        assert node.group().in_flight == 1
-        acked = await stub.Ack(pb.AckRequest(group=GROUP, handles=[right]))
-        assert [status.code for status in acked.statuses] == [pb.OK]
+        for change in ("truncated", "longer", "flipped", "upper", "spaces", "not hex", "empty", "of another group"):
+            node.publish(b"a", b"b")
+            answer = await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER))
+            right, other = (message.handle for message in answer.messages)
+            foreign = (await stub.Pop(pb.PopRequest(group="audit", filter=FILTER))).messages[0].handle
+            wrong = {
+                "truncated": right[:-2],
+                "longer": right + "00",
+                "flipped": right[:-1] + ("0" if right[-1] != "0" else "1"),
+                "upper": right[:-16] + "F" * 16,
+                "spaces": " " + right[:-1],
+                "not hex": "z" * 60,
+                "empty": "",
+                "of another group": foreign,
+            }[change]
+            for handles in ([wrong], [wrong, other], [other, wrong]):
+                acked = await stub.Ack(pb.AckRequest(group=GROUP, handles=handles))
+                codes = dict(zip(handles, (status.code for status in acked.statuses), strict=True))
+                assert codes[wrong] == pb.INVALID_HANDLE, change
+                popped = await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, acks=handles))
+                assert popped.ack_statuses[handles.index(wrong)] == acked.statuses[handles.index(wrong)], change
+            assert node.group().in_flight == 1, change
+            acked = await stub.Ack(pb.AckRequest(group=GROUP, handles=[right]))
+            assert [status.code for status in acked.statuses] == [pb.OK], change
 
 
 async def test_two_handles_that_only_together_have_the_length_of_two_are_both_judged(node: Node) -> None:
@@ -136,7 +134,7 @@ async def test_two_handles_that_only_together_have_the_length_of_two_are_both_ju
 
 
 async def test_a_client_that_polls_and_vanishes_leaves_nothing_behind(node: Node) -> None:
-    for _ in range(20):
+    for _ in range(5):
         async with grpc.aio.insecure_channel(node.target) as channel:
             calls = [PopServiceStub(channel).Pop(pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=60_000)) for _ in range(5)]
             await node.until(lambda: node.core.waiting == 5)
@@ -148,22 +146,22 @@ async def test_a_client_that_polls_and_vanishes_leaves_nothing_behind(node: Node
     assert [(message.body, message.attempt) for message in answer.messages] == [(b"a", 1)]
 
 
-async def test_a_thousand_polls_of_an_empty_queue_wait_one_more_is_refused_and_a_message_goes_to_one(node: Node) -> None:
+async def test_as_many_polls_as_allowed_wait_one_more_is_refused_and_a_message_goes_to_one(node: Node) -> None:
     async with (
         grpc.aio.insecure_channel(node.target) as channel,
         grpc.aio.insecure_channel(node.target, OWN_CONNECTION) as other,
     ):
         stub, late = PopServiceStub(channel), PopServiceStub(other)
         request = pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=60_000)
-        polls = [asyncio.ensure_future(_answer(stub, request)) for _ in range(1_000)]
-        await node.until(lambda: node.core.waiting == 1_000)
+        polls = [asyncio.ensure_future(_answer(stub, request)) for _ in range(WAITERS_MAX)]
+        await node.until(lambda: node.core.waiting == WAITERS_MAX)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await late.Pop(request)  # on the first connection it would wait in the client: see `pop.calls_max`
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await late.Send(pb.SendRequest(messages=[pb.Message(topic=TOPIC, body=b"a")]))
         done, waiting = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
         assert [len(poll.result().messages) for poll in done] == [1]
-        assert len(waiting) == 999
+        assert len(waiting) == WAITERS_MAX - 1
         for poll in waiting:
             poll.cancel()
         await asyncio.wait(waiting)
@@ -181,7 +179,7 @@ async def test_bytes_that_are_no_message_are_refused_and_not_logged_as_a_defect(
 ) -> None:
     async with grpc.aio.insecure_channel(node.target) as channel:
         make: Any = channel.stream_stream if method == "Consume" else channel.stream_unary
-        call: Any = make(f"/penstock.pop.v1.PopService/{method}")(iter([b"\xff\xff"]), timeout=20)
+        call: Any = make(f"/penstock.pop.v1.PopService/{method}")(iter([b"\xff\xff"]), timeout=WAIT_S_MAX)
         with pytest.raises(grpc.aio.AioRpcError, match="no message of /penstock") as refused:
             await (call.read() if method == "Consume" else call)
     assert refused.value.code() is INVALID

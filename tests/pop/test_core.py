@@ -17,7 +17,7 @@ from penstock.pop.core.selection import READ_AHEAD
 from penstock.pop.errors import GroupInvalid, Overloaded, PopError
 from penstock.pop.options import PopOptions
 from penstock.store.errors import TopicInvalid
-from penstock.store.options import MIB, StoreOptions
+from penstock.store.options import KIB, MIB, StoreOptions
 from penstock.timer.options import TimerOptions
 from tests.depth import DEPTH
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
@@ -49,7 +49,7 @@ def test_a_pop_takes_no_more_than_it_asked_for(parts: Parts) -> None:
     assert [bodies_of(parts, 2) for _ in range(4)] == [[b"0", b"1"], [b"2", b"3"], [b"4"], []]
 
 
-@pytest.mark.parametrize("invisible_ms", [1, 10, 59_999, 60_000, 60_001, 3_600_000, 43_200_000])
+@pytest.mark.parametrize("invisible_ms", [1, 59_999, 60_000, 60_001, 43_200_000])
 def test_no_deadline_is_early_and_none_is_missed_however_far_it_is(parts: Parts, invisible_ms: int) -> None:
     parts.publish(b"a")
     assert len(parts.pop(1, invisible_ms)) == 1
@@ -69,8 +69,8 @@ def test_an_acknowledged_message_never_comes_back(parts: Parts) -> None:
     assert bodies_of(parts) == [b"c"]
 
 
-@pytest.mark.parametrize("invisible_ms", [1_000, 10_000, 43_200_000])
-def test_a_closed_checkpoint_takes_no_memory_long_before_its_deadline(parts: Parts, invisible_ms: int) -> None:
+def test_a_closed_checkpoint_takes_no_memory_long_before_its_deadline(parts: Parts) -> None:
+    invisible_ms = 43_200_000
     parts.publish(b"a")
     (message,) = parts.pop(1, invisible_ms)
     assert parts.core.checkpoints_open == 1
@@ -227,20 +227,19 @@ def test_a_nack_waits_for_the_back_off_too_and_its_handle_is_void_meanwhile(tmp_
     parts.close()
 
 
-@pytest.mark.parametrize("segment_bytes", [MIB // 8])
-def test_messages_due_at_one_instant_are_revived_in_portions_that_fit_into_segments(tmp_path: Path, segment_bytes: int) -> None:
+def test_messages_due_at_one_instant_are_revived_in_portions_that_fit_into_segments(tmp_path: Path) -> None:
     parts = tuned(
         tmp_path,
         messages_max=1_000,
         timer=TimerOptions(fire_max=300),
-        store=StoreOptions(segment_bytes=segment_bytes),
+        store=StoreOptions(segment_bytes=64 * KIB),
     )
-    for _ in range(20):
+    for _ in range(6):
         parts.publish(*([b"x"] * 1_000))
     handed_out = 0
     while messages := parts.pop(1_000):
         handed_out += len(messages)
-    assert handed_out == 20_000
+    assert handed_out == 6_000
     parts.clock.advance(10_000)  # type: ignore[attr-defined]
     portions: list[int] = []
     more = True
@@ -249,12 +248,13 @@ def test_messages_due_at_one_instant_are_revived_in_portions_that_fit_into_segme
         more = parts.core.fire_due()
         portions.append(parts.core.counters.revived - before)
         parts.store.commit()
-    assert sum(portions) == 20_000
+    assert sum(portions) == 6_000
     assert max(portions) <= 1_000 + 300  # a checkpoint is not split
-    assert parts.group().visible_retries == 20_000
+    assert parts.group().visible_retries == 6_000
     parts.close()
 
 
+@pytest.mark.nightly
 def test_more_revived_at_once_than_a_segment_holds_references_of(tmp_path: Path) -> None:
     parts = tuned(
         tmp_path,
@@ -262,11 +262,11 @@ def test_more_revived_at_once_than_a_segment_holds_references_of(tmp_path: Path)
         timer=TimerOptions(fire_max=1_000_000),
         store=StoreOptions(segment_bytes=MIB // 4),
     )
-    for _ in range(30):
+    for _ in range(23):
         parts.publish(*([b"x"] * 1_000))
         parts.pop(1_000)
-    parts.advance(10_000)  # 30,000 references are 352 KiB
-    assert parts.group().visible_retries == 30_000
+    parts.advance(10_000)  # 23,000 references are 270 KiB
+    assert parts.group().visible_retries == 23_000
     parts.close()
 
 
@@ -282,7 +282,7 @@ def test_a_nack_returns_the_message_at_once_as_a_failed_attempt(parts: Parts) ->
     assert parts.ack(first.handle) == [AckOutcome.OK]
 
 
-@pytest.mark.parametrize("invisible_ms", [1, 3_000, 25_000, 600_000])
+@pytest.mark.parametrize("invisible_ms", [1, 600_000])
 def test_a_new_deadline_counts_from_the_change_and_is_no_attempt(parts: Parts, invisible_ms: int) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
@@ -318,7 +318,7 @@ def test_two_changes_of_one_delivery_in_one_call_are_one(parts: Parts, first_ms:
     assert (second is not AckOutcome.OK, handle) == (True, message.handle)
 
 
-@pytest.mark.parametrize("invisible_ms", [-1, -(2**62), 12 * 3_600_000 + 1, 2**62])
+@pytest.mark.parametrize("invisible_ms", [-1, 12 * 3_600_000 + 1])
 def test_an_invisible_time_out_of_bounds_is_refused_and_the_handle_stays_good(parts: Parts, invisible_ms: int) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
@@ -380,7 +380,7 @@ def test_a_group_has_a_cursor_for_each_of_its_filters_and_may_acknowledge_all_in
 
 
 def test_a_group_that_starts_at_earliest_gets_all_that_the_log_has(parts: Parts) -> None:
-    before = [b"%d" % n for n in range(3_000)]
+    before = [b"%d" % n for n in range(1_000)]
     parts.publish(*before)
     parts.publish(b"other", topic="plant/1/pressure")
     parts.group(topic_filter="plant/+/temperature")
@@ -403,27 +403,25 @@ def test_where_a_group_starts_is_decided_once(parts: Parts) -> None:
     assert bodies_of(parts) == [b"a"]
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b ", "a/b", "a#", "+", "$dlq", "a\n", "a\0b", "x" * 256, "é" * 128])
-def test_a_group_may_not_be_called_anything(parts: Parts, name: str) -> None:
-    with pytest.raises(GroupInvalid):
-        parts.core.groups.get_or_create(name, FILTER)
-    assert list(parts.core.groups) == []
+def test_a_group_may_not_be_called_anything(parts: Parts) -> None:
+    for name in ("", " ", "a b ", "a/b", "a#", "+", "$dlq", "a\n", "a\0b", "x" * 256, "é" * 128):
+        with pytest.raises(GroupInvalid):
+            parts.core.groups.get_or_create(name, FILTER)
+        assert list(parts.core.groups) == [], name
 
 
-@pytest.mark.parametrize("topic_filter", ["", "a/#/b", "a+/b", "a\0b", "#/", "x" * 5_000, "/" * 200])
-def test_a_group_may_not_pop_what_is_no_filter(parts: Parts, topic_filter: str) -> None:
-    with pytest.raises(TopicInvalid):
-        parts.core.groups.get_or_create(GROUP, topic_filter)
-    assert list(parts.core.groups) == []
+def test_a_group_may_not_pop_what_is_no_filter(parts: Parts) -> None:
+    for topic_filter in ("", "a/#/b", "a+/b", "a\0b", "#/", "x" * 5_000, "/" * 200):
+        with pytest.raises(TopicInvalid):
+            parts.core.groups.get_or_create(GROUP, topic_filter)
+        assert list(parts.core.groups) == [], topic_filter
 
 
-@pytest.mark.parametrize("topic_filter", ["$SYS/#", "$retry/1", "$dlq/", "$dlq/#", "$dlq/a/b", "$dlq", f"$dlq/{GROUP}"])
-def test_a_group_may_pop_the_dead_letters_of_another_group_and_nothing_else_of_the_nodes(
-    parts: Parts, topic_filter: str
-) -> None:
-    with pytest.raises(PopError):
-        parts.core.groups.get_or_create(GROUP, topic_filter)
-    assert list(parts.core.groups) == []
+def test_a_group_may_pop_the_dead_letters_of_another_group_and_nothing_else_of_the_nodes(parts: Parts) -> None:
+    for topic_filter in ("$SYS/#", "$retry/1", "$dlq/", "$dlq/#", "$dlq/a/b", "$dlq", f"$dlq/{GROUP}"):
+        with pytest.raises(PopError):
+            parts.core.groups.get_or_create(GROUP, topic_filter)
+        assert list(parts.core.groups) == [], topic_filter
 
 
 def test_more_groups_than_allowed_are_refused_and_those_that_exist_go_on(tmp_path: Path) -> None:
@@ -456,7 +454,7 @@ def test_at_the_in_flight_limit_a_group_gets_nothing_until_it_acknowledges(tmp_p
     parts.close()
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 4, 10])
+@pytest.mark.parametrize("room", [1, 2, 3, 10])
 def test_retries_and_new_messages_are_served_in_turn(parts: Parts, room: int) -> None:
     parts.publish(*([b"retry"] * 30))
     parts.pop(30)
@@ -592,8 +590,7 @@ def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_does_not_name_its_success
     cut.close()
 
 
-@pytest.mark.slow
-@settings(max_examples=20 * DEPTH)
+@settings(max_examples=10 * DEPTH)
 @given(st.lists(st.tuples(st.integers(0, READ_AHEAD), st.integers(0, READ_AHEAD)), max_size=6))
 def test_whatever_the_sizes_of_batches_each_message_is_handed_out_once_in_order(steps: list[tuple[int, int]]) -> None:
     with TemporaryDirectory() as directory:

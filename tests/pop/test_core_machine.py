@@ -288,4 +288,4 @@ class PopMachine(RuleBasedStateMachine):
 
 
 TestPopMachine = PopMachine.TestCase
-TestPopMachine.settings = settings(max_examples=15 * DEPTH, stateful_step_count=35)
+TestPopMachine.settings = settings(max_examples=5 * DEPTH, stateful_step_count=35)

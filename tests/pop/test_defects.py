@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -33,12 +32,12 @@ def restarted(parts: Parts, keep_index: bool | None) -> Parts:
 
 @RESTARTS
 def test_7914_and_7724_a_revival_takes_what_is_not_acked_and_nothing_else(parts: Parts, keep_index: bool | None) -> None:
-    parts.publish(*(b"%d" % n for n in range(200)))
-    messages = parts.pop(200)
+    parts.publish(*(b"%d" % n for n in range(100)))
+    messages = parts.pop(100)
     parts.ack(*(message.handle for message in messages[::2]))
     after = restarted(parts, keep_index)
     after.advance(10_000)
-    assert [message.body for message in after.pop(1_000)] == [b"%d" % n for n in range(1, 200, 2)]
+    assert [message.body for message in after.pop(1_000)] == [b"%d" % n for n in range(1, 100, 2)]
     after.close()
 
 
@@ -126,32 +125,21 @@ def test_9105_a_light_queue_is_popped_once(parts: Parts) -> None:
 # --- slow, or stuck ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_9956_a_hundred_thousand_equal_deadlines_are_revived_in_portions_that_leave_room(tmp_path: Path) -> None:
-    parts = Parts(
-        tmp_path / "many",
-        pop=PopOptions(messages_max=1_000),
-        timer=TimerOptions(fire_max=4_096),
-        store=StoreOptions(segment_bytes=16 * MIB),
-    )
-    for _ in range(100):
-        parts.publish(*([b"x"] * 1_000))
-        parts.pop(1_000)
+def test_9956_many_equal_deadlines_are_revived_in_portions_that_leave_room(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "many", pop=PopOptions(messages_max=100), timer=TimerOptions(fire_max=400))
+    for _ in range(40):
+        parts.publish(*([b"x"] * 100))
+        parts.pop(100)
     parts.clock.advance(10_000)  # type: ignore[attr-defined]
-    began_s = time.process_time()
-    portions = 0
-    longest_s = 0.0
+    portions: list[int] = []
     more = True
     while more:
-        portion_s = time.process_time()
+        before = parts.core.counters.revived
         more = parts.core.fire_due()
         parts.store.commit()
-        longest_s = max(longest_s, time.process_time() - portion_s)
-        portions += 1
-    assert parts.group().visible_retries == 100_000
-    assert time.process_time() - began_s < 2.0
-    assert portions >= 20
-    assert longest_s < 0.2
+        portions.append(parts.core.counters.revived - before)
+    assert parts.group().visible_retries == sum(portions) == 4_000
+    assert max(portions) <= 400
     parts.close()
 
 
@@ -184,31 +172,29 @@ def test_9112_a_pop_does_not_scan_messages_that_were_acknowledged_before(parts: 
 async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits(tmp_path: Path, how: str) -> None:
     async with Node(tmp_path / "data") as node, Client(node.target) as client:
         await client.send(TOPIC, b"a")
-        (message,) = await client.pop(FILTER, group=GROUP, invisible_ms=60_000)
-        poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=20_000))
+        (message,) = await client.pop(FILTER, group=GROUP, invisible_ms=600_000)
+        poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=60_000))
         await node.until(lambda: node.core.waiting == 1)
         if how == "nack":
             await message.nack()
         else:
-            node.advance(60_000)
-        (again,) = await asyncio.wait_for(poll, 10)  # the poll by itself would end without a message after 20 s
+            node.advance(600_000)
+        (again,) = await poll  # by itself it would end without a message
         assert again.attempt == 2
 
 
 async def test_9145_a_consumer_waits_on_no_empty_queue_while_another_has_messages(tmp_path: Path) -> None:
     async with Node(tmp_path / "data") as node, Client(node.target) as client:
-        poll = asyncio.ensure_future(client.pop("plant/#", group=GROUP, wait_ms=20_000))
+        poll = asyncio.ensure_future(client.pop("plant/#", group=GROUP, wait_ms=60_000))
         await node.until(lambda: node.core.waiting == 1)
-        began_s = asyncio.get_running_loop().time()
         await client.send("plant/never/seen/before", b"a")
-        assert len(await poll) == 1
-        assert asyncio.get_running_loop().time() - began_s < 1.0
+        assert len(await poll) == 1, "a poll that did not wake would end without a message"
 
 
 def test_8472_a_sparse_filter_finds_its_message_and_keeps_its_place(parts: Parts) -> None:
     group = parts.create(expression="rare")
     for _ in range(20):
-        parts.publish(*([b"x"] * 1_000), properties=Properties([], "common"))
+        parts.publish(*([b"x"] * 100), properties=Properties([], "common"))
     parts.publish(b"found", properties=Properties([], "rare"))
     seen: list[bytes] = []
     for _ in range(5):
@@ -232,10 +218,10 @@ def test_10827_a_lost_answer_blocks_no_fifo_group(parts: Parts, keep_index: bool
 
 
 def test_8657_and_10058_a_backlog_of_retries_starves_no_new_message_nor_the_other_way(parts: Parts) -> None:
-    parts.publish(*([b"retry"] * 1_000))
-    parts.pop(1_000)
+    parts.publish(*([b"retry"] * 100))
+    parts.pop(100)
     parts.advance(10_000)
-    parts.publish(*([b"new"] * 1_000))
+    parts.publish(*([b"new"] * 100))
     served = [message.body for _ in range(10) for message in parts.pop(10)]
     assert (served.count(b"new"), served.count(b"retry")) == (50, 50)
 
@@ -244,20 +230,18 @@ def test_8657_and_10058_a_backlog_of_retries_starves_no_new_message_nor_the_othe
 
 
 def test_7772_a_consumer_that_never_acks_stops_at_its_limit(tmp_path: Path) -> None:
-    parts = Parts(tmp_path / "never", pop=PopOptions(in_flight_max=1_000), store=StoreOptions(segment_bytes=16 * MIB))
-    parts.publish(*([b"x"] * 5_000))
+    parts = Parts(tmp_path / "never", pop=PopOptions(in_flight_max=100))
+    parts.publish(*([b"x"] * 500))
     taken = 0
-    while messages := parts.pop(300):
+    while messages := parts.pop(30):
         taken += len(messages)
-    assert (taken, parts.group().in_flight) == (1_000, 1_000)
+    assert (taken, parts.group().in_flight) == (100, 100)
     parts.close()
 
 
-@pytest.mark.slow
 def test_10052_a_message_in_flight_takes_less_than_a_hundred_bytes(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "memory", pop=PopOptions(in_flight_max=1_000_000), store=StoreOptions(segment_bytes=64 * MIB))
-    for _ in range(50):
-        parts.publish(*([b"x"] * 1_000))
+    parts.publish(*([b"x"] * 5_000))
     parts.group()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -265,8 +249,8 @@ def test_10052_a_message_in_flight_takes_less_than_a_hundred_bytes(tmp_path: Pat
         parts.store.commit()
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert parts.group().in_flight == 50_000
-    assert used / 50_000 < 100
+    assert parts.group().in_flight == 5_000
+    assert used / 5_000 < 100
     parts.close()
 
 
@@ -328,7 +312,7 @@ async def test_9253_what_never_reached_its_consumer_is_visible_at_once_and_uncou
         async with Client(node.target) as client:
             seen: list[bytes] = []
             while len(seen) < 20:
-                messages = await client.pop(FILTER, group=GROUP, wait_ms=10_000)
+                messages = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
                 assert messages
                 assert {message.attempt for message in messages} == {1}
                 seen += [message.body for message in messages]

@@ -12,6 +12,7 @@ from penstock.pop.core.popping import BATCHES_MAX
 from penstock.pop.grpc.consumestream import ConsumeStream
 from penstock.store.properties import Properties
 from tests.pop.wiring import GROUP, Parts
+from tests.waiting import WAIT_S_MAX
 
 
 def publish(parts: Parts, *bodies: bytes, ttl_ms: int) -> None:
@@ -93,7 +94,7 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     )
     stream.pop_more()
     assert parts.core.counters.expired == BATCHES_MAX, "others have their turn before the rest"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S_MAX):
         await stream.wake.wait()
     assert parts.core.counters.expired == BATCHES_MAX * 5
     (taken,) = stream.outbox

@@ -207,7 +207,7 @@ async def test_every_call_that_can_not_be_stored_hears_resource_exhausted(node: 
         later = pb.Message(topic=TOPIC, body=b"1", deliver_at_ms=node.store.now_ms() + 3_600_000)
         half = pb.Message(topic=TOPIC, body=b"2", producer="orders")
         sent = await stub.Send(pb.SendRequest(messages=[message, later, half]))
-        pop = pb.PopRequest(group=GROUP, filter=FILTER, messages_max=1, invisible_ms=60_000, wait_ms=5_000)
+        pop = pb.PopRequest(group=GROUP, filter=FILTER, messages_max=1, invisible_ms=60_000, wait_ms=60_000)
         (popped,) = (await stub.Pop(pop)).messages
         free(node.store, READ_ONLY)
         assert "store.reserve_bytes" in await refused(stub.Send(pb.SendRequest(messages=[message])))
@@ -232,7 +232,7 @@ async def test_a_pop_that_waits_is_served_when_there_is_room_again(node: Node) -
         await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER))
         await stub.Send(pb.SendRequest(messages=[pb.Message(topic=TOPIC, body=b"0")]))
         free(node.store, EXHAUSTED)
-        call = stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=20_000))
+        call = stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=60_000))
         waiting = asyncio.ensure_future(call)
         await node.until(lambda: node.core.waiting == 1)
         free(node.store, READ_ONLY)

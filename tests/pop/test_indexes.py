@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pop.core.indexes import Indexes, runs_of
 from penstock.store.bodies import REFERENCE
+from tests.depth import DEPTH
 
 indexes = st.integers(0, 2**16 - 1)
 runs = st.builds(
@@ -41,6 +42,7 @@ def test_those_below_a_count_are_a_range(count: int) -> None:
     assert Indexes.below(count).each() == range(count)
 
 
+@settings(max_examples=15 * DEPTH)
 @given(st.integers(0, 2**64 - 1), some)
 def test_references_are_as_the_record_has_them(checkpoint: int, numbers: list[int]) -> None:
     assert rows(numbers).references(checkpoint) == b"".join(REFERENCE.pack(checkpoint, number) for number in numbers)
@@ -50,6 +52,7 @@ def test_references_are_as_the_record_has_them(checkpoint: int, numbers: list[in
 positions = st.one_of(st.sampled_from([0, 1, 256, 2**32, 2**32 + 1, 2**63]), st.integers(0, 2**64 - 1))
 
 
+@settings(max_examples=15 * DEPTH)
 @given(st.lists(st.tuples(positions, indexes), max_size=60))
 def test_runs_are_what_follows_each_other_with_one_position(named: list[tuple[int, int]]) -> None:
     found = runs_of(b"".join(REFERENCE.pack(*each) for each in named))

@@ -22,9 +22,10 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import MIB
 from tests.pop.flooding import OPTIONS, SEND, SEND_ROCKETMQ
+from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, stub_of
 from tests.system.processes import ROOT, NodeProcess
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 # --- the room -----------------------------------------------------------------------------------------------------------
 
@@ -92,6 +93,7 @@ async def test_each_connection_gets_room_in_turn() -> None:
 
 async def test_a_call_that_finds_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requestbytes, "WAIT_S", 0.01)
+    monkeypatch.setattr(requestbytes, "READ_S", WAIT_S_MAX)
     room = RequestBytes(10, 10)
     first, second = Call(room), Call(room)
     with pytest.raises(RequestRefused, match=r"10 bytes already \(pop\.requests_bytes_max\)"):
@@ -115,6 +117,7 @@ async def test_no_more_than_a_number_of_calls_wait(monkeypatch: pytest.MonkeyPat
 
 async def test_a_request_that_comes_slowly_makes_way_if_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requestbytes, "READ_S", 0.01)
+    monkeypatch.setattr(requestbytes, "WAIT_S", WAIT_S_MAX)
     room = RequestBytes(10, 20)
     slow = [Call(room), Call(room)]
     await asyncio.sleep(0.03)
@@ -169,19 +172,19 @@ async def ask(target: str, path: str, request: bytes, compression: grpc.Compress
     async with grpc.aio.insecure_channel(target, options=OPTIONS) as channel:
         call: Any = channel.unary_unary(path)  # type: ignore[call-arg]  # raw bytes
         try:
-            await call(request, compression=compression, timeout=60)
+            await call(request, compression=compression, timeout=WAIT_S_MAX)
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("path", [SEND, SEND_ROCKETMQ])
-@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
-async def test_a_request_that_is_too_large_is_refused(tmp_path: Path, path: str, compression: Any) -> None:
+async def test_a_request_that_is_too_large_is_refused(tmp_path: Path) -> None:
     pop = PopOptions(request_bytes_max=MIB, message_bytes_max=MIB, compression="on")
     async with Node(tmp_path / "data", pop=pop) as node:
-        found = await ask(node.target, path, bytes(20 * MIB), compression)
-        assert found == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for path in (SEND, SEND_ROCKETMQ):
+            for compression in (None, grpc.Compression.Gzip):
+                found = await ask(node.target, path, bytes(3 * MIB), compression)
+                assert found == grpc.StatusCode.RESOURCE_EXHAUSTED, (path, compression)
         async with Client(node.target) as client:
             await client.send(TOPIC, b"small")
 
@@ -206,13 +209,15 @@ async def test_a_large_request_that_sends_no_messages_is_refused(node: Node) -> 
     request = pb.PopRequest(group="x" * OTHER_REQUEST_BYTES_MAX, filter=FILTER, wait_ms=60_000)
     async with grpc.aio.insecure_channel(node.target, options=OPTIONS) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=f"one that sends no messages may have {OTHER_REQUEST_BYTES_MAX}"):
-            await stub_of(channel).Pop(request, timeout=30)
+            await stub_of(channel).Pop(request, timeout=WAIT_S_MAX)
     assert node._server is not None
     assert node._server.requests.refused == {RefusedFor.TOO_LARGE: 1}
 
 
 async def test_calls_that_send_nothing_keep_no_other_client_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requestbytes, "READ_S", 0.2)
+    monkeypatch.setattr(requestbytes, "READ_S", 600.0)
+    monkeypatch.setattr(requestbytes, "WAIT_S", WAIT_S_MAX)
+    loop_time = LoopTime()
     pop = PopOptions(request_bytes_max=4 * MIB, requests_bytes_max=8 * MIB)
     async with Node(tmp_path / "data", pop=pop) as node, grpc.aio.insecure_channel(node.target) as channel:
         assert node._server is not None
@@ -220,9 +225,13 @@ async def test_calls_that_send_nothing_keep_no_other_client_out(tmp_path: Path, 
         send: Any = channel.stream_unary(SEND)  # type: ignore[call-arg]  # raw bytes
         idle = [send() for _ in range(5)]
         await asyncio.gather(*(call.wait_for_connection() for call in idle))
-        await until(lambda: room.used == 8 * MIB)
-        async with Client(node.target) as client:
-            await client.send(TOPIC, b"honest")
+        await until(lambda: room.used == 8 * MIB and room._waiting_count == 3)
+        async with Client(node.target, timeout_ms=1_000 * round(WAIT_S_MAX)) as client:
+            sending = asyncio.create_task(client.send(TOPIC, b"honest"))
+            await until(lambda: room._waiting_count == 4)
+            loop_time.advance(601)
+            room._give_up_slow()
+            await sending
         codes = [asyncio.create_task(call.code()) for call in idle]
         await until(lambda: sum(code.done() for code in codes) >= 2)
         assert {code.result() for code in codes if code.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -268,7 +277,7 @@ def process(tmp_path: Path) -> Iterator[NodeProcess]:
     node.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_flood_of_compressed_zeros_takes_bounded_memory(process: NodeProcess, tmp_path: Path) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text('[pop]\ncompression = "on"\n')

@@ -14,6 +14,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
 from tests.pop.wiring import TOPIC, Node, Parts
+from tests.waiting import WAIT_S_MAX
 
 RESTARTS = [None, True, False]
 OPTIONS = PopOptions(transaction_check_ms=1_000, transaction_checks_max=3, transactions_max=5)
@@ -149,7 +150,7 @@ async def test_a_poll_is_woken_by_the_question_and_each_goes_to_one(tmp_path: Pa
         polls = [asyncio.ensure_future(node.transactions.poll("orders", 1, 10_000)) for _ in range(2)]
         await asyncio.sleep(0)
         positions = {store_half(node, b"a"), store_half(node, b"b")}
-        found = await asyncio.wait_for(asyncio.gather(*polls), 5)
+        found = await asyncio.wait_for(asyncio.gather(*polls), WAIT_S_MAX)
         assert {half.position for halves in found for half in halves} == positions
         assert node.transactions.waiting == 0
 

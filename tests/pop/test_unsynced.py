@@ -17,7 +17,7 @@ from penstock.store.causer import Causer
 from penstock.store.options import MIB
 from tests.pop.unreading import Unreading
 from tests.pop.wiring import FILTER, Node, Parts
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 MALLORY, ALICE, BOB = (Causer.of(name, "192.0.2.1") for name in ("mallory", "alice", "bob"))
 
@@ -227,7 +227,7 @@ async def test_what_streams_keep_for_callers_that_do_not_read_is_bounded(tmp_pat
         await until(lambda: responses.used > 12 * MIB)  # each stream holds four messages
         for number in range(4, 8):
             unreading.consume(f"unread-{number}", FILTER)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S_MAX):
             await unreading.ended()
         assert responses.ended == 1
         await until(lambda: responses.used == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pop.core.handle import Handles
@@ -12,6 +12,7 @@ from penstock.pop.proto.encoding import varint
 from penstock.store.bodies import CHECKPOINT_ENTRY
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Kind, encode
+from tests.depth import DEPTH
 
 SECRET = bytes(range(32))
 
@@ -47,6 +48,7 @@ def repeated(drawn: list[tuple[dict, int]]) -> list[dict]:
     ]
 
 
+@settings(max_examples=15 * DEPTH)
 @given(st.lists(st.tuples(message, st.integers(1, 4)), max_size=5).map(repeated), st.integers(0, 2**50))
 def test_popped_messages_are_read_by_protobuf_as_they_were(messages: list[dict], deadline_ms: int) -> None:
     body = b"".join(CHECKPOINT_ENTRY.pack(each["position"], each["offset"], 100, each["attempt"], 0, 0) for each in messages)

@@ -33,9 +33,10 @@ def parts(tmp_path: Path, machine: Machine) -> Iterator[Parts]:
 
 
 def elapse(machine: Machine, parts: Parts, ms: int) -> None:
-    """Let time pass, with a check each second, and do what becomes due."""
-    seconds, rest = divmod(ms, SECOND_MS)
-    for each in (*(SECOND_MS for _ in range(seconds)), rest):
+    """Let time pass, with a check each second, or every ten seconds of a long time, and do what becomes due."""
+    step_ms = SECOND_MS if ms <= MINUTE_MS else 10 * SECOND_MS
+    steps, rest = divmod(ms, step_ms)
+    for each in (*(step_ms for _ in range(steps)), rest):
         machine.elapse(each)
         parts.store.timekeeping.check()
         parts.settle()

@@ -100,7 +100,9 @@ class Parts:
             pop = replace(pop, retry_backoff_ms=() if is_default else pop.retry_backoff_ms, retry_jitter_percent=0)
         self.data_dir = data_dir
         self.clock = clock or ManualClock()
-        self.options = (pop, timer or TimerOptions(), store or StoreOptions(segment_bytes=MIB))
+        # A process for the sync takes longer to start than all the rest. tests/store has the tests of it.
+        store = replace(store or StoreOptions(segment_bytes=MIB), sync_in="thread")
+        self.options = (pop, timer or TimerOptions(), store)
         data_dir.mkdir(exist_ok=True)
         pop_options, timer_options, store_options = self.options
         self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files)

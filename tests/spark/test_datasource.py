@@ -63,8 +63,9 @@ def reader(path: Path, filters: list[Filter], **options: str) -> tuple[Commitlog
     return made, list(made.pushFilters(filters))
 
 
+@pytest.mark.nightly
 def test_every_record_is_one_row(spark: SparkSession, log: LogWriter, data_dir: Path) -> None:
-    rows = load(spark, data_dir, partition_bytes=2_000, rows_max=7).orderBy("position").collect()
+    rows = load(spark, data_dir, partition_bytes=20_000, rows_max=7).orderBy("position").collect()
     found = [(row.position, row.size, row.kind, row.store_ms, row.topic, bytes(row.body)) for row in rows]
     assert found == [
         (each.position, each.size, Kind(each.kind).name, each.store_ms, each.topic.decode(), each.body)
@@ -72,12 +73,14 @@ def test_every_record_is_one_row(spark: SparkSession, log: LogWriter, data_dir: 
     ]
 
 
+@pytest.mark.nightly
 def test_only_the_columns_asked_for_are_read(spark: SparkSession, data_dir: Path) -> None:
     frame = load(spark, data_dir, table="messages", columns="topic, store_ms")
     assert frame.columns == ["topic", "store_ms"]
     assert frame.orderBy("topic").first() == ("a/0/0", 0)
 
 
+@pytest.mark.nightly
 def test_deliveries_that_begin_and_end_are_tables(spark: SparkSession, data_dir: Path) -> None:
     begun, ended = load(spark, data_dir, table="checkpoints"), load(spark, data_dir, table="settlements")
     assert begun.count() == 200
@@ -85,6 +88,7 @@ def test_deliveries_that_begin_and_end_are_tables(spark: SparkSession, data_dir:
     assert ended.join(begun, "key").count() == ended.where("kind = 'POP_ACK'").count() == 100
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pushed", [True, False])
 def test_filters_find_the_same_with_and_without_pushdown(
     spark: SparkSession, log: LogWriter, data_dir: Path, pushed: bool
@@ -103,6 +107,7 @@ def test_filters_find_the_same_with_and_without_pushdown(
     assert [row.position for row in wanted.select("position").orderBy("position").collect()] == expected
 
 
+@pytest.mark.nightly
 def test_spark_leaves_the_filters_on_headers_to_the_source(spark: SparkSession, data_dir: Path) -> None:
     frame = load(spark, data_dir).where("kind = 'POP_ACK' and position >= 5 and topic = 'pumps'")
     plan = frame._jdf.queryExecution().executedPlan().toString()
@@ -167,6 +172,7 @@ def test_segments_without_what_is_wanted_are_not_planned(data_dir: Path, log: Lo
     assert planned(GreaterThan(("store_ms",), 10**9)) == bases[2:]
 
 
+@pytest.mark.nightly
 def test_an_end_position_holds_the_log_still(spark: SparkSession, log: LogWriter, data_dir: Path) -> None:
     end = [each.position for each in log.records()][150]
     assert load(spark, data_dir, end_position=end, columns="position").count() == 150
@@ -184,6 +190,7 @@ def damaged(log: LogWriter, path: Path, number: int) -> tuple[Path, int]:
     return segment, int(segment.stem) + offset
 
 
+@pytest.mark.nightly
 def test_damage_in_the_middle_names_segment_and_position(spark: SparkSession, log: LogWriter, tmp_path: Path) -> None:
     segment, position = damaged(log, tmp_path, 20)
     with pytest.raises(PySparkException, match=rf"RecordCorrupt: record at position {position} in segment {segment.name}"):

@@ -8,11 +8,13 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
+import pyarrow.parquet
 from pyspark.sql import SparkSession
 
 from penstock.pop.backoff import Exponential
@@ -24,9 +26,12 @@ from penstock.store import record
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.errors import LogCorrupt, RecordCorrupt, StoreError
 from penstock.store.record import POP_FIXED, STEP_FIXED, Flag, Kind, Record
+from tests.depth import DEPTH
 from tests.spark.log_writer import LogWriter
 
 GRACE_MS = 60_000
+RANDOM_DELIVERIES = 8_000 * DEPTH
+"""How many deliveries the random log has."""
 NO_OUTCOMES = {outcome.value: 0 for outcome in DeliveryOutcome}
 
 
@@ -75,6 +80,7 @@ def every_outcome() -> LogWriter:
     return log
 
 
+@pytest.mark.nightly
 def test_nacks_and_extensions_make_no_deliveries_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
     """90 messages in 150 pops: 60 are nacked at first, 30 are extended twice, and one nacked message never comes back."""
     log = LogWriter(now_ms=1_000)
@@ -100,6 +106,7 @@ def test_nacks_and_extensions_make_no_deliveries_of_their_own(spark: SparkSessio
     assert totals(2_001 + GRACE_MS) == (150, 60, lost), "a message that was nacked and never came back is lost"
 
 
+@pytest.mark.nightly
 def test_a_back_off_that_is_raised_after_the_pop_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
     log = LogWriter(now_ms=1_000)
     log.group(1, "pumps", "a/#")
@@ -149,6 +156,7 @@ def test_the_waits_of_a_back_off_are_those_of_the_node(backoff: object, waits_ms
         assert [rule.wait_ms(attempt) for attempt in range(1, len(waits_ms) + 1)] == waits_ms
 
 
+@pytest.mark.nightly
 def test_a_step_of_the_clock_moves_the_deadlines_that_were_set_in_its_window(spark: SparkSession, tmp_path: Path) -> None:
     log = LogWriter(now_ms=1_000)
     log.group(1, "pumps", "a/#")
@@ -245,6 +253,7 @@ def test_the_log_ends_before_a_record_that_is_half_written(found: Reconciliation
     assert found.summary["as_of_ms"] == 200_000
 
 
+@pytest.mark.nightly
 def test_an_earlier_time_shows_the_log_as_it_was_then(spark: SparkSession, tmp_path: Path) -> None:
     every_outcome().save(tmp_path)
     earlier = reconcile(spark, tmp_path, as_of_ms=40_005)
@@ -256,41 +265,42 @@ def test_an_earlier_time_shows_the_log_as_it_was_then(spark: SparkSession, tmp_p
     later.close()
 
 
-@pytest.mark.parametrize(
-    ("waited_ms", "lost"),
-    [(500_000, 0), (2**19 + GRACE_MS, 0), (2**19 + GRACE_MS + 1, 2)],
-    ids=["within", "at the end", "over"],
-)
-def test_a_delivery_that_waits_for_its_back_off_is_not_lost(
-    spark: SparkSession, tmp_path: Path, waited_ms: int, lost: int
-) -> None:
+@pytest.mark.nightly
+def test_a_delivery_that_waits_for_its_back_off_is_not_lost(spark: SparkSession, tmp_path: Path) -> None:
     log = LogWriter()
     messages = [log.message("a/1"), log.message("a/2")]
     log.checkpoint(1, "pumps", messages, deadline_ms=2_000, backoff_ms=500_000)  # noted as up to 2**19 ms
     log.save(tmp_path)
-    result = reconcile(spark, tmp_path, as_of_ms=2_000 + waited_ms, grace_ms=GRACE_MS)
-    found = result.summary["totals"]["outcomes"]
-    assert (found[DeliveryOutcome.IN_FLIGHT], found[DeliveryOutcome.LOST]) == (2 - lost, lost)
-    result.close()
+    for waited_ms, lost in ((500_000, 0), (2**19 + GRACE_MS, 0), (2**19 + GRACE_MS + 1, 2)):
+        result = reconcile(spark, tmp_path, as_of_ms=2_000 + waited_ms, grace_ms=GRACE_MS)
+        found = result.summary["totals"]["outcomes"]
+        assert (found[DeliveryOutcome.IN_FLIGHT], found[DeliveryOutcome.LOST]) == (2 - lost, lost), waited_ms
+        result.close()
 
 
-def test_the_report_reads_back(spark: SparkSession, found: Reconciliation, tmp_path: Path) -> None:
+def rows_of(path: Path, key: str) -> list[dict[str, Any]]:
+    """Return the rows of a table of a report, by a column."""
+    return sorted(pyarrow.parquet.read_table(path).to_pylist(), key=lambda row: row[key])
+
+
+def test_the_report_reads_back(found: Reconciliation, tmp_path: Path) -> None:
     out = tmp_path / "report"
-    found.write(out)
+    out.mkdir()
+    (out / "summary.json").write_text('{"report": "penstock reconcile"}')
     found.write(out)  # over an earlier report
     assert json.loads((out / "summary.json").read_text()) == found.summary
-    deliveries = spark.read.parquet(str(out / "deliveries"))
-    by_outcome = {row.outcome: row["count"] for row in deliveries.groupBy("outcome").count().collect()}
+    deliveries = rows_of(out / "deliveries", "key")
+    by_outcome = Counter(row["outcome"] for row in deliveries)
     assert by_outcome == {name: count for name, count in found.summary["totals"]["outcomes"].items() if count}
-    assert deliveries.where("conflicting").select("group", "message_position", "attempt").count() == 1
-    groups = spark.read.parquet(str(out / "groups")).orderBy("group_id").collect()
-    assert [(row["filter"], row.lost, row.ack_latency_ms_p50, row.messages_acked) for row in groups] == [
+    assert [row["attempt"] for row in deliveries if row["conflicting"]] == [1]
+    groups = rows_of(out / "groups", "group_id")
+    assert [(row["filter"], row["lost"], row["ack_latency_ms_p50"], row["messages_acked"]) for row in groups] == [
         ("a/#", 1, 300, 6),
         ("b/#", 0, None, 0),
     ]
-    orphans = spark.read.parquet(str(out / "orphans")).orderBy("key").collect()
-    assert (orphans[0].key, orphans[0].end_kind, orphans[0].acks) == (17, "POP_ACK", 1)
-    assert [row.before_log for row in orphans] == [True, False]
+    orphans = rows_of(out / "orphans", "key")
+    assert (orphans[0]["key"], orphans[0]["end_kind"], orphans[0]["acks"]) == (17, "POP_ACK", 1)
+    assert [row["before_log"] for row in orphans] == [True, False]
 
 
 def test_a_directory_with_other_files_is_not_written_to(found: Reconciliation, tmp_path: Path) -> None:
@@ -303,29 +313,6 @@ def test_a_directory_with_other_files_is_not_written_to(found: Reconciliation, t
     with pytest.raises(ReportDirInUse, match="was not written by"):
         found.write(out)
     assert (out / "thesis.txt").read_text() == "do not lose"
-
-
-def test_a_log_without_deliveries_is_in_order(spark: SparkSession, tmp_path: Path) -> None:
-    LogWriter().save(tmp_path, hole_bytes=4_096)
-    result = reconcile(spark, tmp_path)
-    assert result.summary["ok"]
-    assert result.summary["groups"] == []
-    result.close()
-
-
-def test_a_negative_grace_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ReadOptionInvalid, match="grace_ms is -1"):
-        reconcile(spark, tmp_path, grace_ms=-1)
-
-
-def test_damage_in_the_middle_of_the_log_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    directory = every_outcome().save(tmp_path)
-    segment = sorted(directory.iterdir())[1]
-    data = bytearray(segment.read_bytes())
-    data[60] ^= 1
-    segment.write_bytes(data)
-    with pytest.raises(LogCorrupt, match=rf"record at position {int(segment.stem)} in segment {segment.name} is corrupt"):
-        reconcile(spark, tmp_path)
 
 
 class Recorder:
@@ -344,6 +331,32 @@ class Recorder:
         self.begin("end")
 
 
+def test_a_log_without_deliveries_is_in_order(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    LogWriter().save(tmp_path, hole_bytes=4_096)
+    stages = Recorder()
+    assert run(tmp_path, master="local[2]", json=True, stages=stages) == 0
+    assert [each.split()[0] for each in stages.seen] == ["start", "pair", "stop", "end"]
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["ok"], printed["groups"]) == (True, [])
+
+
+def test_a_negative_grace_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ReadOptionInvalid, match="grace_ms is -1"):
+        reconcile(spark, tmp_path, grace_ms=-1)
+
+
+@pytest.mark.nightly
+def test_damage_in_the_middle_of_the_log_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    directory = every_outcome().save(tmp_path)
+    segment = sorted(directory.iterdir())[1]
+    data = bytearray(segment.read_bytes())
+    data[60] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(LogCorrupt, match=rf"record at position {int(segment.stem)} in segment {segment.name} is corrupt"):
+        reconcile(spark, tmp_path)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(("acked", "status"), [(2, 0), (1, 1)])
 def test_run_prints_nothing_but_the_summary(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], acked: int, status: int
@@ -395,8 +408,8 @@ def random_log(seed: int, deliveries: int) -> LogWriter:
     open_: list[tuple[int, tuple[int, int], int]] = []
     handed = 0
     while handed < deliveries:
-        log.now_ms += rng.randrange(200)
-        if len(log.segments[-1]) > 700_000:
+        log.now_ms += rng.randrange(max(10_000_000 // deliveries, 200))
+        if len(log.segments[-1]) > 100_000:
             log.roll()
         group_id = rng.randrange(1, 5)
         messages = [log.message(f"s/{rng.randrange(50)}") for _ in range(rng.randrange(1, 33))]
@@ -501,8 +514,9 @@ class Model:
         self.outcomes[group_id, outcome.value] += 1
 
 
+@pytest.mark.nightly
 def test_a_large_random_log_agrees_with_the_model(spark: SparkSession, tmp_path: Path) -> None:
-    log = random_log(seed=20, deliveries=50_000)
+    log = random_log(seed=20, deliveries=RANDOM_DELIVERIES)
     log.save(tmp_path, hole_bytes=1_000_000)
     result = reconcile(spark, tmp_path, grace_ms=GRACE_MS)
     summary, model = result.summary, Model(log.records(), log.now_ms)

@@ -73,6 +73,7 @@ def load(data: bytes) -> tuple[Records, list[Record]]:
 logs = st.lists(encoded(), max_size=12).map(b"".join)
 
 
+@settings(max_examples=12 * DEPTH)
 @given(logs)
 def test_handed_out_is_every_entry_that_begins_a_delivery(data: bytes) -> None:
     records, decoded = load(data)
@@ -103,6 +104,7 @@ def _event_of(each: Record) -> int:
     return each.kind
 
 
+@settings(max_examples=12 * DEPTH)
 @given(logs)
 def test_settled_is_every_reference_that_ends_a_delivery(data: bytes) -> None:
     records, decoded = load(data)
@@ -117,6 +119,7 @@ def test_settled_is_every_reference_that_ends_a_delivery(data: bytes) -> None:
     assert sorted(zip(*(column.tolist() for column in found.values()), strict=True)) == sorted(expected)
 
 
+@settings(max_examples=12 * DEPTH)
 @given(logs)
 def test_the_table_of_records_holds_every_field(data: bytes) -> None:
     records, decoded = load(data)
@@ -139,8 +142,8 @@ def test_the_table_of_records_holds_every_field(data: bytes) -> None:
         }
 
 
+@settings(max_examples=12 * DEPTH)
 @given(logs)
-@settings(max_examples=25 * DEPTH)
 def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
     records, _ = load(data)
     records = records.of_kind(*TABLES["events"].kinds)
@@ -152,8 +155,8 @@ def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
     assert [row["deadline_ms"] for row in rows] == [*begun["deadline_ms"].tolist(), *[None] * len(ended["key"])]
 
 
+@settings(max_examples=12 * DEPTH)
 @given(logs)
-@settings(max_examples=25 * DEPTH)
 def test_group_names_follow_their_ids(data: bytes) -> None:
     records, _ = load(data)
     for name in ("groups", "checkpoints", "settlements"):

@@ -115,7 +115,7 @@ def test_an_added_record_has_a_position_at_once_and_can_be_read_after_the_write(
     log.close()
 
 
-@settings(max_examples=20 * DEPTH)
+@settings(max_examples=10 * DEPTH)
 @given(sizes=st.lists(st.integers(HEADER_BYTES + 9, LARGEST), max_size=30), data=st.data())
 def test_any_sizes_in_any_batches_survive_a_restart(
     sizes: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -85,7 +85,7 @@ def found_in(data_dir: Path) -> list[str]:
     return found
 
 
-@settings(max_examples=30 * DEPTH)
+@settings(max_examples=15 * DEPTH)
 @given(plan=plans, batches=batches, short_at_most=st.sampled_from([0, 0, 1, 100]), full_at=st.none() | st.integers(0, 9000))
 def test_acknowledged_messages_survive_any_failure_in_order_and_once(
     plan: dict[tuple[str, int], int | str], batches: list[list[int]], short_at_most: int, full_at: int | None
@@ -183,7 +183,11 @@ with Faults({("fdatasync", 1): errno.EIO} if sys.argv[3] == "thread" else {}).in
 
 
 @pytest.mark.parametrize(
-    ("sync_in", "says"), [("thread", "Input/output error"), ("process", "the process that syncs the log has ended")]
+    ("sync_in", "says"),
+    [
+        pytest.param("thread", "Input/output error", marks=pytest.mark.nightly),
+        ("process", "the process that syncs the log has ended"),
+    ],
 )
 def test_a_failed_sync_ends_a_node_with_status_70_and_one_line_and_the_node_can_start_again(
     tmp_path: Path, sync_in: str, says: str

@@ -132,6 +132,7 @@ def test_rocksdb_begins_no_flush_by_itself_where_growth_is_heeded(tmp_path: Path
     assert own_flushes(is_heeded=True) == 0
 
 
+@pytest.mark.nightly
 async def test_a_store_flushes_its_index_before_the_next_turn_if_that_would_be_too_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

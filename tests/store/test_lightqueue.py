@@ -147,7 +147,7 @@ def test_pending_entries_cannot_be_read_before_the_commit(store: Store) -> None:
     assert bodies(store, queue) == ["a", "b", "c"]
 
 
-@settings(max_examples=15 * DEPTH)
+@settings(max_examples=8 * DEPTH)
 @given(rows=COMMITS, data=st.data())
 def test_a_read_may_begin_and_end_anywhere_in_any_row(
     rows: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -215,7 +215,7 @@ def test_offsets_continue_after_a_restart(tmp_path: Path) -> None:
     close(store)
 
 
-@settings(max_examples=15 * DEPTH)
+@settings(max_examples=5 * DEPTH)
 @given(rows=COMMITS, trimmed=st.integers(0, 7), data=st.data())
 def test_a_trimmed_queue_has_its_pinned_entries_and_all_later_ones_at_their_offsets(
     rows: list[int], trimmed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -293,7 +293,7 @@ def test_deleting_a_queues_entries_deletes_the_pinned_ones(index: Index) -> None
 # --- offsets by time ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15 * DEPTH)
+@settings(max_examples=8 * DEPTH)
 @given(steps=st.lists(st.integers(0, 3), min_size=1, max_size=30), data=st.data())
 def test_the_offset_at_a_time_is_that_of_the_first_message_stored_then_or_later(
     steps: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -60,11 +60,14 @@ def drained(parts: Parts) -> list[int]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_no_start_goes_on_without_a_part_of_the_log(whole: tuple[Path, list[int]], tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize("every", [SEGMENTS - 1, pytest.param(1, marks=pytest.mark.nightly)])
+def test_no_start_goes_on_without_a_part_of_the_log(
+    whole: tuple[Path, list[int]], tmp_path: Path, fault: str, every: int
+) -> None:
+    """`make test` takes the first and the last segment away, `make nightly` takes each."""
     data_dir, positions = whole
-    for number, name in enumerate(names(data_dir)):
+    for number, name in list(enumerate(names(data_dir)))[::every]:
         copy = tmp_path / str(number)
         shutil.copytree(data_dir, copy)
         path = copy / DIRECTORY / name
@@ -240,13 +243,14 @@ class KilledFiles(SystemFiles):
 
 
 @pytest.mark.parametrize("order", [(1, 0), (0, 3, 2, 1), (2, 0, 1), (0, 1, 2, 4, 3)], ids=str)
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_repair_puts_segments_back_and_may_be_killed_meanwhile(
-    whole: tuple[Path, list[int]], tmp_path: Path, order: tuple[int, ...]
+    whole: tuple[Path, list[int]], tmp_path: Path, order: tuple[int, ...], every: int
 ) -> None:
     data_dir, positions = whole
     files_of = names(data_dir)
     before = {name: (data_dir / DIRECTORY / name).read_bytes() for name in files_of}
-    for calls in range(30):
+    for calls in range(len(order) % every, 30, every):
         copy = tmp_path / str(calls)
         shutil.copytree(data_dir, copy)
         for to, source in enumerate(order):
@@ -261,7 +265,7 @@ def test_a_repair_puts_segments_back_and_may_be_killed_meanwhile(
                 Parts(copy, store=OPTIONS)
         repair_log(copy, dry_run=False, as_json=False)
         assert repair_log(copy, dry_run=True, as_json=False) is False
-        if calls % 5 == 0:
+        if calls % 5 == len(order) % every:
             parts = Parts(copy, store=OPTIONS)
             assert drained(parts) == positions
             parts.close()

@@ -494,7 +494,7 @@ def test_a_filter_has_one_queue_for_each_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=15 * DEPTH)
+@settings(max_examples=8 * DEPTH)
 @given(
     steps=st.lists(st.sampled_from(["publish", "publish 4", "commit", "fill", "declare", "crash", "save"]), max_size=40),
     topic_filter=st.sampled_from(["+/1/temp", "plant/+/temp", "#"]),

@@ -69,11 +69,12 @@ def _drain(parts: Parts, group: str, topic_filter: str = FILTERS[0]) -> list[int
     return found
 
 
-@pytest.mark.parametrize("at", [1, 8, 21, 26], ids=["size", "kind", "time", "behind the header"])
-def test_intact_messages_can_be_popped_whichever_record_is_damaged(tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize(("first", "at"), [(0, 1), (1, 8), (2, 21), (3, 26)], ids=["size", "kind", "time", "behind the header"])
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.nightly)])
+def test_intact_messages_can_be_popped_whichever_record_is_damaged(tmp_path: Path, first: int, at: int, every: int) -> None:
     _write_log(tmp_path / "whole")
     records = _records(tmp_path / "whole")
-    for number, damaged in enumerate(records):
+    for number, damaged in list(enumerate(records))[first % every :: every]:
         data_dir = tmp_path / str(number)
         shutil.copytree(tmp_path / "whole", data_dir)
         shutil.rmtree(data_dir / "index")
@@ -198,10 +199,16 @@ def repair_in_child() -> Iterator[Callable[[Path, int], tuple[int, int]]]:
         yield run
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("index", ["kept", "unusable"])
+@pytest.mark.parametrize(
+    ("index", "every"),
+    [
+        ("kept", 9),
+        pytest.param("kept", 1, marks=pytest.mark.nightly),
+        pytest.param("unusable", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_next_repair_completes_one_that_was_killed_at_any_step(
-    tmp_path: Path, index: str, repair_in_child: Callable[[Path, int], tuple[int, int]]
+    tmp_path: Path, index: str, every: int, repair_in_child: Callable[[Path, int], tuple[int, int]]
 ) -> None:
     _write_log(tmp_path / "damaged")
     records = _records(tmp_path / "damaged")
@@ -216,7 +223,7 @@ def test_the_next_repair_completes_one_that_was_killed_at_any_step(
     wanted = _tree(tmp_path / "repaired")
     after = _records(tmp_path / "repaired")
     assert any(name.startswith("index/") for name in wanted) == (index == "kept")
-    for step in range(steps):
+    for step in range(0, steps, every):
         data_dir = tmp_path / str(step)
         shutil.copytree(tmp_path / "damaged", data_dir)
         assert repair_in_child(data_dir, step) == (KILLED, 0)

@@ -47,7 +47,7 @@ def reopened(tmp_path: Path, clock: ManualClock, keeper: Keeper, **options: Any)
 
 def expire(store: Store, clock: ManualClock) -> None:
     """Let everything that was published before expire."""
-    for _ in range(3):
+    for _ in range(2):
         for _ in range(10):
             publish(store, "other/1", "x" * 2000)
             work_on(store)
@@ -103,24 +103,17 @@ def test_a_root_queue_with_a_message_that_is_carried_forward_stays(store: Store,
     assert filters(store) == ["other/#"]
 
 
-@pytest.mark.parametrize("owner", ["group:1", "sessions"])
-def test_a_root_queue_with_an_owner_stays(store: Store, clock: ManualClock, owner: str) -> None:
-    queue = store.queues.declare("old/#", owner)
-    publish(store, "old/1", "x")
+def test_a_root_queue_with_an_owner_or_a_connection_stays(store: Store, clock: ManualClock) -> None:
+    owned = [(store.queues.declare(f"{owner}/#", owner), owner) for owner in ("group:1", "sessions")]
+    for owner in ("group:1", "sessions", "attached"):
+        publish(store, f"{owner}/1", "x")
+    attached = store.queues.attach("attached/#", "connection:1")
     expire(store, clock)
-    assert filters(store) == ["old/#", "other/#"]
-    store.queues.drop(queue, owner)
-    assert queue.owners == {ROOT}
-    expire(store, clock)
-    assert filters(store) == ["other/#"]
-
-
-def test_a_root_queue_to_which_a_connection_is_attached_stays(store: Store, clock: ManualClock) -> None:
-    publish(store, "old/1", "x")
-    queue = store.queues.attach("old/#", "connection:1")
-    expire(store, clock)
-    assert filters(store) == ["old/#", "other/#"]
-    store.queues.detach(queue, "connection:1")
+    assert filters(store) == ["attached/#", "group:1/#", "other/#", "sessions/#"]
+    for queue, owner in owned:
+        store.queues.drop(queue, owner)
+        assert queue.owners == {ROOT}
+    store.queues.detach(attached, "connection:1")
     expire(store, clock)
     assert filters(store) == ["other/#"]
 

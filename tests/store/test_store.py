@@ -12,7 +12,7 @@ from pathlib import Path
 from struct import Struct
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.store import backfill as backfill_module
@@ -30,6 +30,7 @@ from penstock.store.segment import Segment
 from penstock.store.store import Store
 from penstock.store.syncmark import Ending, SyncMark
 from tests.clock import ManualClock
+from tests.depth import DEPTH
 from tests.store.losing import LosingFiles
 from tests.store.wiring import (
     SEGMENT_BYTES,
@@ -44,7 +45,7 @@ from tests.store.wiring import (
     positions,
     publish,
 )
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 
 class Sessions:
@@ -139,13 +140,13 @@ class Gate:
 
     def _held(self) -> None:
         self._begun.release()
-        assert self._permits.acquire(timeout=30)
+        assert self._permits.acquire(timeout=WAIT_S_MAX)
         self._sync()
         self.ended += 1
 
     async def begun(self) -> None:
         """Return when the next sync has begun."""
-        assert await asyncio.to_thread(self._begun.acquire, timeout=30)
+        assert await asyncio.to_thread(self._begun.acquire, timeout=WAIT_S_MAX)
 
     def has_begun(self, within_s: float) -> bool:
         """Return whether the next sync begins within a time in which the loop is blocked."""
@@ -325,7 +326,7 @@ RUN = st.tuples(
 )
 
 
-@pytest.mark.slow
+@settings(max_examples=8 * DEPTH)
 @given(st.lists(st.lists(RUN, max_size=6), max_size=3))
 def test_runs_are_stored_like_single_messages(calls: list[list[tuple[str, int, list[bytes]]]]) -> None:
     logs = []
@@ -538,7 +539,7 @@ async def test_the_next_sync_runs_while_callbacks_of_the_last_one_are_called(
     begun: list[bool] = []
     async with started(store):
         publish(store, "plant/1", "a")
-        store.when_durable(lambda: begun.append(gate.has_begun(within_s=20)))
+        store.when_durable(lambda: begun.append(gate.has_begun(within_s=WAIT_S_MAX)))
         await gate.begun()
         publish(store, "plant/1", "b")
         store.when_durable(lambda: begun.append(gate.has_begun(within_s=0)))
@@ -558,7 +559,7 @@ async def test_a_sync_runs_while_the_index_is_written_and_callbacks_wait_for_bot
 
     def written(batch: Batch) -> None:
         if not seen:
-            seen.append(gate.has_begun(within_s=20))
+            seen.append(gate.has_begun(within_s=WAIT_S_MAX))
             gate.open(9)
         write(batch)
         seen.append("written")
@@ -611,7 +612,7 @@ async def test_a_callback_may_append_and_wait_again(tmp_path: Path) -> None:
             store.when_durable(lambda: again(left - 1))
 
         again(5)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S_MAX):
             await done.wait()
         root = durable_queue(store, "plant/#")
         assert bodies(store, root) == ["5", "4", "3", "2", "1"]
@@ -653,7 +654,7 @@ async def test_a_callback_that_raises_does_not_hold_up_others(tmp_path: Path) ->
     publish(store, "plant/1")
     store.when_durable(defective)
     store.when_durable(defective)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S_MAX):
         await store.durable()
     assert raised
     assert all(each is error for each in raised)
@@ -685,7 +686,7 @@ async def test_housekeeping_between_an_append_and_its_commit_delays_no_callback(
         store.when_durable(answered.set)
         assert store._housekeeping is not None
         store._housekeeping.turn()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S_MAX):
             await answered.wait()
 
 

@@ -283,9 +283,7 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.data_dir / "index")
         self.events = [event for event in self.events if event.end <= cut]
         left = {event.detail for event in self.events if event.what == "message"}
-        self.seen = {
-            key: {offset: body for offset, body in seen.items() if body in left} for key, seen in self.seen.items()
-        }
+        self.seen = {key: {offset: body for offset, body in seen.items() if body in left} for key, seen in self.seen.items()}
         self.keeper.needed = {position: size for position, size in self.keeper.needed.items() if position + size <= cut}
         self.open()
         self.check()
@@ -379,4 +377,4 @@ def test_a_power_cut_takes_what_was_seen_before_it() -> None:
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=15 * DEPTH, stateful_step_count=40)
+TestStoreMachine.settings = settings(max_examples=6 * DEPTH, stateful_step_count=30)

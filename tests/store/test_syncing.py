@@ -23,7 +23,7 @@ from penstock.store.options import KIB
 from penstock.store.store import Store
 from penstock.store.syncing import SyncProcess
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 SCRIPT = """
 import asyncio, sys
@@ -77,12 +77,24 @@ def held_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     allowed, sync = threading.Event(), store.log.sync
 
     def held() -> None:
-        assert allowed.wait(30)
+        assert allowed.wait(WAIT_S_MAX)
         sync()
 
     with monkeypatch.context() as patch:
         patch.setattr(store.log, "sync", held)
         yield allowed.set
+
+
+async def turns() -> None:
+    """Let the loop run for so many turns that it would have called a callback that is due."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def stop(pid: int) -> None:
+    """Stop a process, and wait until it is."""
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: state_of(pid) == "T")
 
 
 def state_of(pid: int) -> str:
@@ -120,11 +132,11 @@ async def test_no_callback_is_called_while_the_sync_process_is_stopped(tmp_path:
         publish(store, "plant/1", "first")
         await store.durable()
         pid = process_of(store).pid
-        os.kill(pid, signal.SIGSTOP)
+        await stop(pid)
         told: list[str] = []
         publish(store, "plant/1", "second")
         store.when_durable(lambda: told.append("second"))
-        await asyncio.sleep(0.1)
+        await turns()
         assert told == []
         assert store.durable_position < store.log.written
         os.kill(pid, signal.SIGCONT)
@@ -140,7 +152,7 @@ async def test_the_end_of_a_turn_notices_a_finished_sync_and_calls_each_callback
             publish(store, "plant/1", f"{number}")
             store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
             store.end_turn()
-            until_s = time.monotonic() + 20
+            until_s = time.monotonic() + WAIT_S_MAX
             while len(told) <= number and time.monotonic() < until_s:  # the loop is blocked meanwhile
                 time.sleep(0.0005)  # noqa: ASYNC251 - that it does nothing is what this is about
                 store.end_turn()
@@ -174,7 +186,7 @@ async def test_a_sync_process_that_is_killed_ends_the_store_and_no_further_callb
             store.log.sync()
         publish(store, "plant/1", "third")
         store.when_durable(lambda: told.append("third"))
-        await asyncio.sleep(0.05)
+        await turns()
         assert told == []
         assert len(failures) == 1
 
@@ -195,7 +207,7 @@ async def test_a_disk_error_in_the_sync_process_is_reported_with_its_errno_and_i
             os.close(descriptor)
         publish(store, "plant/1", "after")
         store.when_durable(lambda: told.append("after"))
-        await asyncio.sleep(0.05)
+        await turns()
         assert told == []
         assert len(failures) == 1
 
@@ -205,7 +217,7 @@ async def test_closing_the_store_raises_the_error_of_the_sync_under_way(tmp_path
         publish(store, "plant/1", "first")
         await store.durable()
         sync = process_of(store)
-        os.kill(sync.pid, signal.SIGSTOP)
+        await stop(sync.pid)
         publish(store, "plant/1", "second")
         store.when_durable(lambda: None)
         store.commit()
@@ -281,7 +293,7 @@ async def test_one_sync_makes_all_requests_of_the_time_of_the_previous_sync_dura
                 publish(store, "plant/1", f"{number}")
                 store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
                 store.end_turn()
-            await asyncio.sleep(0.05)
+            await turns()
             assert told == []
             go_on()
             await until(lambda: len(told) == ASKED_MAX + 20)
@@ -317,7 +329,7 @@ async def test_no_sync_succeeds_after_a_failed_one(tmp_path: Path) -> None:
         publish(store, "plant/1", "first")
         await store.durable()
         sync, told = process_of(store), list[int]()
-        os.kill(sync.pid, signal.SIGSTOP)
+        await stop(sync.pid)
         reading, writing = os.pipe()  # a pipe can't be synced: EINVAL
         kept = os.dup(store.log.open_segment.sync_file.fileno())
         for number in range(3):
@@ -332,7 +344,7 @@ async def test_no_sync_succeeds_after_a_failed_one(tmp_path: Path) -> None:
         os.kill(sync.pid, signal.SIGCONT)
         await until(lambda: failures)
         assert [failure.errno for failure in failures] == [errno.EINVAL]
-        await asyncio.sleep(0.05)
+        await turns()
         store.end_turn()
         assert told == []
         await until(lambda: state_of(sync.pid) in ("Z", "gone"))
@@ -348,7 +360,7 @@ async def test_messages_that_callbacks_append_at_the_end_of_a_turn_are_committed
         def answer() -> None:
             answers.append(publish(store, "plant/1", "answer"))
 
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + WAIT_S_MAX
         while len(answers) < 20 and time.monotonic() < until_s:  # the loop is blocked meanwhile
             publish(store, "plant/1", "asked")
             store.when_durable(answer)

@@ -79,7 +79,7 @@ def test_a_power_cut_is_assumed_only_if_the_machine_has_booted_since(boot: bytes
 
 
 @pytest.mark.usefixtures("reboots")
-@settings(max_examples=80 * DEPTH)
+@settings(max_examples=25 * DEPTH)
 @given(
     synced=st.lists(st.integers(0, 3000), max_size=8),
     unsynced=st.lists(st.integers(0, 6000), min_size=1, max_size=6),

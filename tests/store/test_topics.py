@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-import time
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -187,19 +189,31 @@ def test_no_node_outlives_its_filters() -> None:
 
 
 def test_filters_that_do_not_match_do_not_make_a_match_slower() -> None:
-    def seconds(trie: FilterTrie[int]) -> float:
-        started = time.perf_counter()
-        for _ in range(200):
-            assert trie.match("site/7/pump/3") == [7]
-        return time.perf_counter() - started
+    def lines(trie: FilterTrie[int]) -> int:
+        """Return the number of lines that a match runs."""
+        count = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        traced = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            found = trie.match("site/7/pump/3")
+        finally:
+            sys.settrace(traced)
+        assert found == [7]
+        return count
 
     small: FilterTrie[int] = FilterTrie()
     large: FilterTrie[int] = FilterTrie()
     small.insert("site/7/+/3", 7)
-    for site in range(20_000):
+    for site in range(500):
         large.insert(f"site/{site}/+/3", site)
 
-    assert min(seconds(large) for _ in range(5)) < 10 * min(seconds(small) for _ in range(5))
+    assert 0 < lines(large) == lines(small)
 
 
 def test_a_match_in_a_deep_trie_visits_each_node_at_most_once() -> None:
@@ -272,7 +286,7 @@ class TrieAgainstDict(RuleBasedStateMachine):
 
 
 TestTrieAgainstDict = TrieAgainstDict.TestCase
-TestTrieAgainstDict.settings = settings(max_examples=25 * DEPTH, stateful_step_count=30)
+TestTrieAgainstDict.settings = settings(max_examples=15 * DEPTH, stateful_step_count=30)
 
 
 @given(st.binary(max_size=40))

@@ -46,7 +46,7 @@ def opened(data_dir: Path, clock: ManualClock, keeper: Keeper) -> Store:
     return open_store(data_dir, clock=clock, parts=[keeper], segment_bytes=4 * KIB, retention_ms=HOUR_MS)
 
 
-def let_pass(store: Store, clock: ManualClock, hours: int = 1, messages: int = 400) -> list[int]:
+def let_pass(store: Store, clock: ManualClock, hours: int = 1, messages: int = 140) -> list[int]:
     """Publish messages in each of some hours, and drop what is older than one. Return the positions of the messages."""
     published = []
     for _ in range(hours):
@@ -86,7 +86,7 @@ def test_a_message_that_is_kept_for_ever_keeps_no_other_entry(store: Store, cloc
     first = let_pass(store, clock, messages=40)[3]
     keeper.needed[first] = size_of(store, first)
     counts = []
-    for _ in range(6):
+    for _ in range(5):
         let_pass(store, clock)
         check_bound(store, keeper)
         counts.append(sum(queue.count_from(0) for queue in queues_of(store)))
@@ -101,7 +101,7 @@ def test_entries_of_messages_kept_here_and_there_stay_and_no_others(
 ) -> None:
     draw = random.Random(17)
     for _ in range(4):
-        for position in draw.sample(let_pass(store, clock), 25):
+        for position in draw.sample(let_pass(store, clock), 12):
             keeper.needed[position] = size_of(store, position)
     let_pass(store, clock)
     check_bound(store, keeper)

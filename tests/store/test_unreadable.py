@@ -65,12 +65,15 @@ def drained(parts: Parts, group: str, topic_filter: str) -> list[int]:
     return numbers
 
 
-def test_whichever_block_is_unreadable_readers_leave_out_its_messages_and_no_others(log: Log, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.nightly)])
+def test_whichever_block_is_unreadable_readers_leave_out_its_messages_and_no_others(
+    log: Log, tmp_path: Path, every: int
+) -> None:
     data_dir, found = log
     shutil.copytree(data_dir, tmp_path / "data")
     files = UnreadableFiles()
     parts = Parts(tmp_path / "data", store=OPTIONS, files=files)
-    for number, (name, block) in enumerate(blocks(data_dir)):
+    for number, (name, block) in list(enumerate(blocks(data_dir)))[::every]:
         path = tmp_path / "data" / DIRECTORY / name
         files.fail(path, block)
         left = [at for at in range(NUMBER) if at not in touched(log, name, block)]
@@ -89,12 +92,12 @@ def test_whichever_block_is_unreadable_readers_leave_out_its_messages_and_no_oth
     parts.close()
 
 
-@pytest.mark.slow
-def test_whichever_block_is_unreadable_a_repair_saves_everything_else(log: Log, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.nightly)])
+def test_whichever_block_is_unreadable_a_repair_saves_everything_else(log: Log, tmp_path: Path, every: int) -> None:
     data_dir, found = log
     last = max(path.name for path in (data_dir / DIRECTORY).iterdir())
     for number, (name, block) in enumerate(blocks(data_dir)):
-        if number % (3 if name == last else 8):
+        if number % (3 if name == last else 8 * every):
             continue
         copy, files = tmp_path / str(number), UnreadableFiles()
         shutil.copytree(data_dir, copy)

@@ -55,7 +55,7 @@ def mark_of(data_dir: Path) -> Mark:
 
 
 @pytest.mark.slow
-@settings(max_examples=40 * DEPTH)
+@settings(max_examples=20 * DEPTH)
 @given(
     synced=st.lists(st.integers(0, 3000), max_size=30),
     marked=st.integers(0, 30),

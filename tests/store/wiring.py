@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -64,7 +65,7 @@ def fill(store: Store) -> None:
 def work_on(store: Store) -> None:
     """Do all work that retention has begun. It stops where it must wait for a backfill."""
     while store.retention.step(NEVER_S) and not store.queues.backfills_from_before(store.log.end):
-        pass
+        time.sleep(0.0002)  # lets the thread of the snapshots run, which would wait for the interpreter's lock otherwise
 
 
 def retain(store: Store) -> None:

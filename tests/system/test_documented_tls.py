@@ -91,7 +91,7 @@ class TlsDevice:
 
     def connected(self) -> int:
         """Return the reason of the CONNACK. Paho connects again to a server that was too busy to check a password."""
-        code = ReasonCode.SERVER_BUSY
+        code: int = ReasonCode.SERVER_BUSY
         while code == ReasonCode.SERVER_BUSY:
             code = self.codes.get(timeout=WAIT_S)
         return code

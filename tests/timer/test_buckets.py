@@ -359,7 +359,7 @@ def test_whatever_happens_each_message_fires_once_and_in_time(tmp_path: Path, mo
     TimerMachine.directory = tmp_path
     case: Any = TimerMachine.TestCase
     case.settings = settings(
-        max_examples=15 * DEPTH,
+        max_examples=5 * DEPTH,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from operator import itemgetter
-from time import perf_counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.timer.wheel import MemoryBuckets, TimerWheel
+from penstock.timer.wheel import SLOTS, TICK_MS, MemoryBuckets, TimerWheel
 from tests.depth import DEPTH
 
 START_MS = 1_700_000_000_000
@@ -48,7 +47,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150 * DEPTH)
+@settings(max_examples=60 * DEPTH)
 @given(steps=steps, tick_ms=st.sampled_from([1, 7, 10]), slots=st.sampled_from([1, 3, 8]), start_ms=st.integers(0, 200))
 def test_the_wheel_behaves_like_a_sorted_list_of_pending_items(
     steps: list[tuple[str, int, int]], tick_ms: int, slots: int, start_ms: int
@@ -184,13 +183,19 @@ def test_bucket_slot_and_late_items_fire_in_one_order(
 
 
 def test_the_cost_of_an_advance_depends_on_the_items_and_not_on_its_length() -> None:
-    wheel: TimerWheel[int] = TimerWheel(START_MS)
+    asked = 0
+
+    class Counted(MemoryBuckets[int]):
+        def first(self) -> int | None:
+            nonlocal asked
+            asked += 1
+            return super().first()
+
+    wheel: TimerWheel[int] = TimerWheel(START_MS, buckets=Counted(TICK_MS * SLOTS))
     for year in range(1, 101):
         wheel.schedule(START_MS + year * YEAR_MS, year)
-    began = perf_counter()
     assert wheel.advance(START_MS + 100 * YEAR_MS, 1_000) == list(range(1, 101))
-    # 100 years are 3e11 ticks and 5e7 buckets. A visit to each bucket would take many seconds.
-    assert perf_counter() - began < 1.0
+    assert 100 <= asked < 500, "100 years are 3e11 ticks and 5e7 buckets"
 
 
 @pytest.mark.parametrize(("tick_ms", "slots"), [(0, 6_000), (10, 0)])

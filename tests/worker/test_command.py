@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from penstock import Client
-from penstock.worker.application import GC_THRESHOLD
+from penstock.worker.application import GC_THRESHOLD, load
 from tests.pop.wiring import FILTER, GROUP, Node
 from tests.system.processes import ROOT
-from tests.waiting import until
+from tests.waiting import PROCESS_S, WAIT_S_MAX, until
 from tests.worker.running import send
 
 APPLICATION = """
@@ -67,7 +67,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
-    return await asyncio.wait_for(asyncio.to_thread(process.wait), 30)
+    return await asyncio.wait_for(asyncio.to_thread(process.wait), PROCESS_S)
 
 
 def free_port() -> int:
@@ -96,21 +96,22 @@ async def test_a_process_handles_messages_tells_its_health_and_stops_at_sigterm(
 
 
 def _get(port: int, path: str) -> dict:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S_MAX) as answer:
         return json.load(answer)
 
 
+@pytest.mark.nightly
 async def test_a_thread_that_hangs_does_not_keep_the_process_from_stopping(node: Node, client: Client, directory: Path) -> None:
     with worker(directory, node) as process:
         await client.send("slow/1", b"x")
         await until(lambda: node.core.counters.handed_out == 1)
-        await asyncio.sleep(0)
         process.send_signal(signal.SIGTERM)
         assert await ended(process) == 0
-    (message,) = await client.pop("slow/#", group="slow", wait_ms=15_000)
+    (message,) = await client.pop("slow/#", group="slow", wait_ms=60_000)
     assert message.attempt == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("own", "expected"), [("", GC_THRESHOLD), ("gc.set_threshold(77)", 77)])
 async def test_the_garbage_collector_is_spared_unless_the_application_sets_it(
     node: Node, client: Client, directory: Path, own: str, expected: int
@@ -128,10 +129,11 @@ async def handle(body: bytes) -> None:
 """)
     with worker(directory, node, application="collecting:app"):
         await send(client, [b"x"])
-        (message,) = await client.pop("threshold", group="test", wait_ms=20_000)
+        (message,) = await client.pop("threshold", group="test", wait_ms=60_000)
     assert message.body == b"%d %d" % (expected, not own)
 
 
+@pytest.mark.nightly
 async def test_a_process_that_dies_is_started_again(node: Node, client: Client, directory: Path) -> None:
     with worker(directory, node, "--processes", "2") as process:
         await until(lambda: node.core.waiting == 4)
@@ -144,6 +146,7 @@ async def test_a_process_that_dies_is_started_again(node: Node, client: Client, 
     assert node.core.waiting == 0
 
 
+@pytest.mark.nightly
 async def test_with_reload_a_changed_file_starts_the_worker_again(node: Node, client: Client, directory: Path) -> None:
     with worker(directory, node, "--reload") as process:
         await until(lambda: node.core.waiting == 2)
@@ -153,21 +156,49 @@ async def test_with_reload_a_changed_file_starts_the_worker_again(node: Node, cl
         assert await ended(process) == 0
 
 
-@pytest.mark.parametrize(
-    ("application", "why"),
-    [
+def test_a_name_that_names_no_worker_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(directory)
+    for application, why in (
         ("billing", "names no worker: write MODULE:NAME"),
         ("absent:app", "there is no module 'absent'"),
         ("billing:handle", "it must be a penstock.Worker"),
-    ],
-)
-async def test_a_name_that_names_no_worker_is_refused(node: Node, directory: Path, application: str, why: str) -> None:
-    with worker(directory, node, application=application) as process:
-        _, errors = await asyncio.to_thread(process.communicate)
-    assert why in errors.decode()
-    assert process.returncode == 1
+    ):
+        with pytest.raises(ValueError, match=why):
+            load(application)
+    sys.modules.pop("billing")
 
 
+async def test_messages_of_a_process_that_is_killed_while_it_handles_them_go_to_the_next_worker(
+    node: Node, client: Client, directory: Path
+) -> None:
+    (directory / "killed.py").write_text("""
+import asyncio
+from penstock import Worker
+
+app = Worker()
+
+@app.consumer("plant/#", group="billing", concurrency=1)
+async def handle(body: bytes) -> None:
+    if body == b"3":
+        await app.client.send("begun", body)
+        await asyncio.sleep(3_600)
+""")
+    node.create(backoff=())
+    await send(client, (b"%d" % number for number in range(5)))
+    with worker(directory, node, application="killed:app") as process:
+        (message,) = await client.pop("begun", group="test", wait_ms=60_000)
+        assert message.body == b"3"
+        process.kill()
+        assert await ended(process) == -signal.SIGKILL
+    left = node.core.counters.acked
+    node.advance(31_000)
+    rest = await client.pop(FILTER, group=GROUP, messages_max=10, wait_ms=60_000)
+    assert {message.body for message in rest} >= {b"3", b"4"}
+    assert len(rest) == 5 - left, "what it had acknowledged does not come again, and the rest does"
+
+
+@pytest.mark.nightly
 async def test_several_processes_of_a_worker_that_can_t_start_end_with_its_status(node: Node, directory: Path) -> None:
     with worker(directory, node, "--processes", "2", application="absent:app") as process:
         assert await ended(process) == 1

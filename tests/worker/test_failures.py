@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +16,10 @@ from penstock.pop.errors import RequestInvalid
 from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, StoreOptions
 from penstock.worker import runningconsumer
+from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.system.processes import NodeProcess
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 from tests.worker.accessfile import access_file
 from tests.worker.relay import Relay
 from tests.worker.running import counts, running, send
@@ -28,14 +28,13 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "worker.md"
 
 
 def worker_of_the_guide(target: str) -> ModuleType:
-    """Return the first code of the guide as a module. Its timeout and back-off are shortened, for the test's sake."""
+    """Return the first code of the guide as a module. Its back-off is shortened, for the test's sake."""
     found = re.search(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None
     code = found[1]
     assert len([line for line in code.splitlines() if line]) <= 10
     for shown, used in (
         ("127.0.0.1:8081", target),
-        ("timeout=60", "timeout=0.5"),
         ("attempts_max=10", "attempts_max=10, backoff=(5,)"),
     ):
         assert shown in code
@@ -48,6 +47,7 @@ def worker_of_the_guide(target: str) -> ModuleType:
 async def test_the_ten_lines_of_the_guide_survive_their_handler_and_their_node(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "data")
     await asyncio.to_thread(node.start)
+    loop_time = LoopTime()
     charged: list[tuple[str, Any]] = []
     calls: dict[str, int] = {}
 
@@ -56,6 +56,7 @@ async def test_the_ten_lines_of_the_guide_survive_their_handler_and_their_node(t
         if meter == "raises" and calls[meter] < 3:
             raise LookupError("no such meter")
         if meter == "hangs" and calls[meter] < 2:
+            loop_time.advance(61)
             await asyncio.sleep(3_600)
         charged.append((meter, value))
         return object()
@@ -151,8 +152,8 @@ async def test_a_worker_without_its_node_says_so_at_once_and_stops_without_a_tra
         raise AssertionError("there is nothing to handle")
 
     task = asyncio.create_task(worker.run(handle_signals=False))
-    async with asyncio.timeout(5):  # A call would wait for 10 s.
-        await until(lambda: "the node at 127.0.0.1:1 can't be reached" in caplog.text)
+    await until(lambda: "the node at 127.0.0.1:1 can't be reached" in caplog.text)
+    assert "the worker waits for it" in caplog.text, "it says so before a call fails"
     assert "start the node" in str(worker.problems)
     worker.stop()
     await task
@@ -228,13 +229,14 @@ async def test_a_worker_waits_for_a_node_whose_disk_is_full(tmp_path: Path) -> N
 async def test_a_handler_that_blocks_the_event_loop_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runningconsumer, "BLOCKED_S", 0.2)
+    monkeypatch.setattr(runningconsumer, "CHECK_S_MAX", 0.01)
+    loop_time = LoopTime()
     async with Node(tmp_path / "data") as node, Client(node.target) as client:
         worker = Worker(node.target)
 
-        @worker.consumer(FILTER, group=GROUP, invisible=1.0)
+        @worker.consumer(FILTER, group=GROUP)
         async def block(body: bytes) -> None:
-            time.sleep(0.6)  # noqa: ASYNC251 - that is the mistake
+            loop_time.advance(5)  # No other task has a turn meanwhile.
 
         await send(client, [b"x"])
         async with running(worker):
@@ -251,5 +253,5 @@ async def test_a_filter_that_is_not_valid_ends_the_worker_with_the_reason(node: 
         raise AssertionError("there is nothing to handle")
 
     with pytest.raises(RequestInvalid, match="a\\+b"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S_MAX):
             await app.run(handle_signals=False)

@@ -11,9 +11,11 @@ import pytest
 
 from penstock import Client, Message, OutgoingMessage, Reject, RetryLater, Worker, WorkerError, group_settings
 from penstock.pop.options import PopOptions
+from penstock.worker import runningconsumer
 from penstock.worker.runningconsumer import YIELD_AFTER, RunningConsumer
+from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 from tests.worker.running import counts, running, send
 
 
@@ -52,7 +54,7 @@ async def test_no_more_calls_run_at_a_time_than_the_concurrency(node: Node, clie
 
 async def test_a_plain_function_runs_in_as_many_threads_as_the_concurrency(node: Node, client: Client) -> None:
     worker = Worker(node.target)
-    together = threading.Barrier(4, timeout=15)
+    together = threading.Barrier(4, timeout=WAIT_S_MAX)
 
     @worker.consumer(FILTER, group=GROUP, concurrency=4)
     def handle(body: bytes, message: Message) -> None:
@@ -90,14 +92,14 @@ async def test_the_event_loop_has_its_turns_though_no_handler_awaits_anything(no
     async def handle(body: bytes) -> None:
         handled_at_turn.append(turns)
 
-    await send(client, [b"x"] * 1000)
+    await send(client, [b"x"] * 400)
     async with running(worker):
-        while len(handled_at_turn) < 1000:
+        while len(handled_at_turn) < 400:
             turns += 1
             await asyncio.sleep(0)
         await until(lambda: node.group().in_flight == 0)
     assert max(handled_at_turn.count(turn) for turn in set(handled_at_turn)) <= YIELD_AFTER
-    assert counts(worker).handled == 1000
+    assert counts(worker).handled == 400
 
 
 async def test_several_consumers_run_in_one_worker(node: Node, client: Client) -> None:
@@ -256,7 +258,7 @@ async def test_a_defect_of_the_worker_ends_it_with_the_error(
 
     monkeypatch.setattr(RunningConsumer, "_watch", broken)
     with pytest.raises(AssertionError, match="a defect"):
-        await asyncio.wait_for(worker.run(handle_signals=False), 20)
+        await asyncio.wait_for(worker.run(handle_signals=False), WAIT_S_MAX)
 
 
 async def test_a_batch_leaves_out_what_can_t_be_decoded(node: Node, client: Client) -> None:
@@ -318,7 +320,7 @@ async def test_what_a_handler_returns_is_the_reply_to_a_request(node: Node, clie
 
     await client.send("questions/1", b"21", properties={"reply_to": "answers/7", "correlation_id": "x"})
     async with running(worker):
-        (reply,) = await client.pop("answers/+", group="asking", wait_ms=15_000)
+        (reply,) = await client.pop("answers/+", group="asking", wait_ms=60_000)
     assert (reply.topic, reply.body, reply.properties) == ("answers/7", b'{"twice":42}', {"correlation_id": "x"})
 
 
@@ -337,14 +339,23 @@ async def test_a_result_that_can_t_be_written_fails_the_attempt(node: Node, clie
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_message_is_extended_while_its_handler_runs(node: Node, client: Client) -> None:
+@pytest.fixture
+async def loop_time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
+    """The worker's time. The worker looks at its slots every 10 ms."""
+    monkeypatch.setattr(runningconsumer, "CHECK_S_MAX", 0.01)
+    return LoopTime()
+
+
+async def test_a_message_is_extended_while_its_handler_runs(node: Node, client: Client, loop_time: LoopTime) -> None:
     worker = Worker(node.target)
     attempts: list[int] = []
 
-    @worker.consumer(FILTER, group=GROUP, invisible=2.0, timeout=60)
+    @worker.consumer(FILTER, group=GROUP, invisible=600, timeout=3_600)
     async def handle(message: Message) -> None:
         attempts.append(message.attempt)
-        await until(lambda: counts(worker).extended == 2)
+        for number in (1, 2):
+            loop_time.advance(301)
+            await until(lambda: counts(worker).extended == number)  # noqa: B023 - awaited at once
 
     await send(client, [b"x"])
     async with running(worker):
@@ -355,34 +366,36 @@ async def test_a_message_is_extended_while_its_handler_runs(node: Node, client: 
 
 
 async def test_a_message_whose_deadline_has_passed_is_extended_once_in_vain(
-    node: Node, client: Client, caplog: pytest.LogCaptureFixture
+    node: Node, client: Client, loop_time: LoopTime, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker(node.target)
     release = asyncio.Event()
 
-    @worker.consumer(FILTER, group=GROUP, invisible=0.6, settings=group_settings(backoff=()))
+    @worker.consumer(FILTER, group=GROUP, invisible=600, timeout=3_600, settings=group_settings(backoff=()))
     async def handle(message: Message) -> None:
         if message.attempt == 1:
-            node.advance(1_000)
+            node.advance(601_000)
+            loop_time.advance(301)
             await release.wait()
 
     await send(client, [b"x"])
     async with running(worker):
         await until(lambda: "comes back at its deadline" in caplog.text)
         await until(lambda: counts(worker).handled == 1)
-        await asyncio.sleep(0.2)  # Three more looks at the slots.
+        await asyncio.sleep(0.05)  # A few more looks at the slots.
         release.set()
         await until(lambda: counts(worker).late == 1)
     assert caplog.text.count("comes back at its deadline") == 1
 
 
-async def test_a_handler_that_hangs_is_cancelled_and_its_message_fails(node: Node, client: Client) -> None:
+async def test_a_handler_that_hangs_is_cancelled_and_its_message_fails(node: Node, client: Client, loop_time: LoopTime) -> None:
     worker = Worker(node.target)
     cancelled: list[int] = []
 
-    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.4, settings=group_settings(backoff=()))
+    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=600, settings=group_settings(backoff=()))
     async def handle(message: Message) -> None:
         if message.attempt == 1:
+            loop_time.advance(601)
             try:
                 await asyncio.sleep(3_600)
             except asyncio.CancelledError:
@@ -396,12 +409,13 @@ async def test_a_handler_that_hangs_is_cancelled_and_its_message_fails(node: Nod
     assert (counts(worker).timed_out, counts(worker).failed) == (1, 1)
 
 
-async def test_a_handler_that_ignores_its_cancellation_settles_nothing(node: Node, client: Client) -> None:
+async def test_a_handler_that_ignores_its_cancellation_settles_nothing(node: Node, client: Client, loop_time: LoopTime) -> None:
     worker = Worker(node.target)
 
-    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.4, settings=group_settings(backoff=()))
+    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=600, settings=group_settings(backoff=()))
     async def handle(message: Message) -> None:
         if message.attempt == 1:
+            loop_time.advance(601)
             try:
                 await asyncio.sleep(3_600)
             except asyncio.CancelledError:
@@ -413,14 +427,17 @@ async def test_a_handler_that_ignores_its_cancellation_settles_nothing(node: Nod
     assert (counts(worker).timed_out, counts(worker).late) == (1, 1)
 
 
-async def test_a_thread_that_hangs_keeps_its_slot_and_its_message_fails(node: Node, client: Client) -> None:
+async def test_a_thread_that_hangs_keeps_its_slot_and_its_message_fails(
+    node: Node, client: Client, loop_time: LoopTime
+) -> None:
     worker = Worker(node.target)
     released = threading.Event()
 
-    @worker.consumer(FILTER, group=GROUP, concurrency=2, timeout=0.4, settings=group_settings(backoff=()))
+    @worker.consumer(FILTER, group=GROUP, concurrency=2, timeout=600, settings=group_settings(backoff=()))
     def handle(message: Message) -> None:
         if message.attempt == 1:
-            released.wait(20)
+            loop_time.advance(601)
+            released.wait(WAIT_S_MAX)
 
     await send(client, [b"x"])
     async with running(worker):
@@ -447,10 +464,10 @@ async def test_in_fifo_order_a_message_group_is_handled_in_order_and_waits_for_a
             raise LookupError
 
     for key in "ab":
-        await send(client, (b"%d" % number for number in range(20)), message_group=key)
+        await send(client, (b"%d" % number for number in range(10)), message_group=key)
     async with running(worker):
-        await until(lambda: counts(worker).handled == 40)
-    handled = [(b"%d" % number, 1) for number in range(20)]
+        await until(lambda: counts(worker).handled == 20)
+    handled = [(b"%d" % number, 1) for number in range(10)]
     expected = [*handled[:8], (b"7", 2), (b"7", 3), *handled[8:]]
     assert seen == {"a": expected, "b": expected}
 
@@ -489,7 +506,7 @@ async def test_a_worker_that_stops_finishes_what_runs_and_returns_the_rest_uncou
 
     await send(client, (b"%d" % number for number in range(100)))
     async with running(worker) as task:
-        await asyncio.wait_for(began.wait(), 15)
+        await asyncio.wait_for(began.wait(), WAIT_S_MAX)
         worker.stop()
         await until(lambda: 0 < node.group().in_flight <= 2)
         assert not task.done()
@@ -513,8 +530,8 @@ async def test_after_the_grace_the_messages_of_running_handlers_go_back_uncounte
 
     await send(client, [b"x"])
     async with running(worker):
-        await asyncio.wait_for(began.wait(), 15)
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=5_000)
+        await asyncio.wait_for(began.wait(), WAIT_S_MAX)
+    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
     assert message.attempt == 1
     assert counts(worker).returned == 1
 
@@ -603,7 +620,7 @@ async def test_a_full_node_is_waited_for(tmp_path: Path) -> None:
     await node.start()
     seen: list[bytes] = []
     async with Client(node.target) as client:
-        blocking = asyncio.create_task(client.pop("other/#", group="other", wait_ms=1_000))
+        blocking = asyncio.create_task(client.pop("other/#", group="other", wait_ms=60_000))
         await until(lambda: node.core.waiting == 1)
         worker = Worker(node.target)
 
@@ -613,7 +630,7 @@ async def test_a_full_node_is_waited_for(tmp_path: Path) -> None:
 
         async with running(worker):
             await until(lambda: node.core.counters.refused > 0)
-            await blocking
+            blocking.cancel()
             await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"x")])
             await until(lambda: seen)
     await node.stop()

@@ -19,6 +19,7 @@ from penstock.pop.errors import (
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.waiting import WAIT_S_MAX
 
 OPTIONS = PopOptions(transaction_check_ms=100, transaction_checks_max=1_000)
 
@@ -38,7 +39,7 @@ async def test_a_group_starts_at_a_given_time_however_it_is_created(node: Node, 
     await client.send(TOPIC, b"after")
     await client.groups.create("created", FILTER, start=since_ms)
     for group in ("created", "popped"):
-        (message,) = await client.pop(FILTER, group=group, wait_ms=5_000, start=since_ms)
+        (message,) = await client.pop(FILTER, group=group, wait_ms=60_000, start=since_ms)
         assert message.body == b"after"
     async with client.stream(FILTER, group="streamed", start=since_ms) as messages:
         assert (await anext(aiter(messages))).body == b"after"
@@ -97,11 +98,11 @@ async def test_invalid_settings_are_refused(client: Client, settings: pb.GroupSe
 
 
 async def test_deleting_a_group_ends_its_polls(node: Node, client: Client) -> None:
-    poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=30_000))
+    poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=60_000))
     await node.until(lambda: node.core.waiting == 1)
     await client.groups.delete(GROUP)
     with pytest.raises(GroupUnknown, match="deleted"):
-        await asyncio.wait_for(poll, 5)
+        await asyncio.wait_for(poll, WAIT_S_MAX)
 
 
 async def test_dead_letters_are_listed_popped_with_their_origin_and_redriven(client: Client) -> None:
@@ -111,7 +112,7 @@ async def test_dead_letters_are_listed_popped_with_their_origin_and_redriven(cli
     await nacked.nack()
     await given_up.dead_letter()
     await acked.ack()
-    (first,) = await client.pop(f"$dlq/{GROUP}", group="operators", messages_max=1, wait_ms=5_000)
+    (first,) = await client.pop(f"$dlq/{GROUP}", group="operators", messages_max=1, wait_ms=60_000)
     letters = await client.dead_letters.of_group(GROUP)
     assert [(x.message_id, x.topic, x.group, x.filter, x.attempts) for x in letters] == [
         (sent[n].message_id, TOPIC, GROUP, FILTER, 1) for n in (0, 1)

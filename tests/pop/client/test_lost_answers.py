@@ -11,8 +11,9 @@ import grpc.aio
 
 from penstock import Client, SyncClient
 from tests.pop.client.consuming import in_flight
+from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
-from tests.waiting import until
+from tests.waiting import WAIT_S_MAX, until
 
 
 class LostAnswer:
@@ -54,12 +55,13 @@ def lose_answers(client: Client, lost: int, error: Exception | None) -> None:
 
 
 async def test_closing_returns_what_a_poll_had_got_when_it_was_cancelled(node: Node, client: Client) -> None:
+    loop_time = LoopTime()
     lose_answers(client, 1, None)
     consumer = client.consume(FILTER, group=GROUP)
     async with consumer:
         waiting = asyncio.create_task(anext(aiter(consumer)))
         await until(lambda: node.core.waiting == 1)
-        await asyncio.sleep(0.25)  # A younger poll would not be cancelled.
+        loop_time.advance(1)  # A younger poll would not be cancelled.
         node.publish(b"a")
         await until(lambda: in_flight(node) == 1)
         waiting.cancel()
@@ -77,7 +79,7 @@ async def test_a_poll_whose_answer_was_lost_is_repeated_and_gets_the_same_messag
     await client.send(TOPIC, b"a")
     await client.send(TOPIC, b"b")
     got = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S_MAX):
         async for message in client.consume(FILTER, group=GROUP):
             got.append((message.body, message.attempt))
             await message.ack()

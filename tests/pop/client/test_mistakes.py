@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from penstock import Client, NodeUnavailable, OutgoingMessage, Security, SyncClient, Worker
+from penstock.pop.client import unreached
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.waiting import WAIT_S_MAX
 
 WRONG: Any = object()
 
@@ -60,11 +62,11 @@ async def test_what_is_no_message_or_no_handle_is_refused(client: Client, call: 
 
 async def test_acknowledging_a_message_in_place_of_its_handle_does_not_stop_other_acknowledgements(client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC)] * 2)
-    first, second = await client.pop(FILTER, group=GROUP, wait_ms=5_000)
+    first, second = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
     wrong: Any = [first]
     with pytest.raises(TypeError, match=r"give message\.handle"):
         await client.ack(wrong, group=GROUP)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S_MAX):
         await client.ack([first.handle], group=GROUP)
         await second.ack()
 
@@ -119,7 +121,8 @@ async def test_a_timeout_and_credentials_that_can_not_be_used_are_refused(node: 
             make(node.target, security=token)
 
 
-async def test_a_client_whose_node_does_not_answer_says_what_to_check(node: Node) -> None:
+async def test_a_client_whose_node_does_not_answer_says_what_to_check(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unreached, "REACH_S", WAIT_S_MAX)
     for target, security, told in (
         ("127.0.0.1:1", Security(), "nothing listens there: start the node"),
         (node.target, Security(tls=True), "does not speak TLS there"),

@@ -22,6 +22,7 @@ from penstock import (
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.waiting import WAIT_S_MAX, until
 
 Send = Callable[[pb.SendRequest], Awaitable[pb.SendResponse]]
 
@@ -49,7 +50,7 @@ class LossyWire:
             raise NodeUnavailable("the request was lost")
         if loss == "overloaded":
             raise Overloaded("too much at once")
-        response: pb.SendResponse = await self._stub.Send(request, timeout=10)
+        response: pb.SendResponse = await self._stub.Send(request, timeout=WAIT_S_MAX)
         if loss == "answer":
             raise NodeUnavailable("the answer was lost")
         return response
@@ -66,7 +67,7 @@ async def stored(client: Client) -> list[bytes]:
 
 async def test_posted_messages_leave_in_order_and_a_lost_answer_doubles_none(client: Client, wire: LossyWire) -> None:
     wire.losses = ["answer", "request", "overloaded", "answer"]
-    async with Producer(wire.send, timeout_ms=1_000, batch_max=40) as producer:
+    async with Producer(wire.send, timeout_ms=60_000, batch_max=40) as producer:
         for number in range(100):
             await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number))
         await producer.flush()
@@ -76,7 +77,7 @@ async def test_posted_messages_leave_in_order_and_a_lost_answer_doubles_none(cli
 
 
 async def test_without_an_id_a_message_is_not_sent_again_and_the_error_says_so(client: Client, wire: LossyWire) -> None:
-    async with Producer(wire.send, timeout_ms=1_000, idempotent=False) as producer:
+    async with Producer(wire.send, timeout_ms=60_000, idempotent=False) as producer:
         wire.losses = ["answer"]
         one, other = await asyncio.gather(
             producer.send(TOPIC, b"plain"), producer.send(TOPIC, b"named", deduplication_id="n"), return_exceptions=True
@@ -91,7 +92,7 @@ async def test_without_an_id_a_message_is_not_sent_again_and_the_error_says_so(c
 
 
 async def test_an_error_concerns_its_message_only_and_flush_raises_it(client: Client, wire: LossyWire) -> None:
-    producer = Producer(wire.send, timeout_ms=1_000, retry_ms=0)
+    producer = Producer(wire.send, timeout_ms=60_000, retry_ms=0)
     good = await producer.post(OutgoingMessage(topic=TOPIC, body=b"good"))
     bad = await producer.post(OutgoingMessage(topic="a/#"))
     with pytest.raises(InvalidTopic):
@@ -109,7 +110,7 @@ async def test_an_error_concerns_its_message_only_and_flush_raises_it(client: Cl
 
 @pytest.mark.parametrize("bounds", [{"buffer_max": 2}, {"buffer_bytes_max": 2_100}])
 async def test_a_full_buffer_holds_up_its_senders_in_turn(client: Client, wire: LossyWire, bounds: dict[str, int]) -> None:
-    producer = Producer(wire.send, timeout_ms=1_000, idempotent=False, **bounds)  # type: ignore[arg-type]
+    producer = Producer(wire.send, timeout_ms=60_000, idempotent=False, **bounds)  # type: ignore[arg-type]
     wire.gate.clear()
     posts = [
         asyncio.create_task(producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number * 1_000))) for number in range(5)
@@ -125,20 +126,19 @@ async def test_a_full_buffer_holds_up_its_senders_in_turn(client: Client, wire: 
 
 
 async def test_lingering_gathers_a_batch_until_it_is_full_or_flushed(client: Client, wire: LossyWire) -> None:
-    async with Producer(wire.send, timeout_ms=1_000, linger_ms=60_000, batch_max=3) as producer:
+    async with Producer(wire.send, timeout_ms=60_000, linger_ms=60_000, batch_max=3) as producer:
         for number in range(4):
             await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number))
             await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
-        assert wire.calls == [3]
+        await until(lambda: wire.calls == [3])
         await producer.flush()
         assert wire.calls == [3, 1]
 
 
 async def test_only_a_batch_that_is_not_full_lingers(client: Client, wire: LossyWire) -> None:
-    async with Producer(wire.send, timeout_ms=1_000, linger_ms=60_000, batch_max=3) as producer:
+    async with Producer(wire.send, timeout_ms=60_000, linger_ms=60_000, batch_max=3) as producer:
         posted = [await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number)) for number in range(7)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S_MAX):
             await asyncio.wait(posted[:6])
         assert not posted[6].done()
         await producer.flush()
@@ -147,8 +147,8 @@ async def test_only_a_batch_that_is_not_full_lingers(client: Client, wire: Lossy
 
 @pytest.mark.parametrize("bounds", [{"buffer_max": 2}, {"buffer_bytes_max": 2_100}])
 async def test_a_full_buffer_does_not_linger(client: Client, wire: LossyWire, bounds: dict[str, int]) -> None:
-    producer = Producer(wire.send, timeout_ms=1_000, linger_ms=60_000, **bounds)  # type: ignore[arg-type]
-    async with producer, asyncio.timeout(30):
+    producer = Producer(wire.send, timeout_ms=60_000, linger_ms=60_000, **bounds)  # type: ignore[arg-type]
+    async with producer, asyncio.timeout(WAIT_S_MAX):
         for number in range(5):
             await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number * 1_000))
         await producer.flush()

@@ -76,14 +76,14 @@ async def test_a_schedule_is_paused_resumed_run_and_deleted(node: Node, client: 
     await client.groups.create(GROUP, FILTER)
     await client.schedules.create("s", TOPIC, b"x", every_ms=HOUR_MS, start_ms=node.store.now_ms() + HOUR_MS)
     message_id = await client.schedules.run("s")
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=5_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
     assert (message.message_id, message.body, message.properties["schedule"]) == (message_id, b"x", "s")
     await message.ack()
     assert (await client.schedules.pause("s")).paused
     node.advance(2 * HOUR_MS)
     assert not (await client.schedules.resume("s")).paused
     node.advance(HOUR_MS)
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=5_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
     found = await client.schedules.describe("s")
     assert (found.sent, int(message.properties["occurrence-ms"])) == (2, found.last_ms)
     await message.ack()
@@ -157,11 +157,11 @@ async def test_calls_that_search_for_occurrences_leave_others_their_turns(node: 
     other = asyncio.create_task(take_turns())
     context = cast(Any, SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", invocation_metadata=tuple))
     never = pb.Schedule(name="t", topic=TOPIC, rrule="FREQ=YEARLY;BYWEEKNO=20;BYMONTH=12")
-    calls = [servicer.DescribeSchedule(pb.ScheduleRequest(name="s"), context) for _ in range(20)]
-    calls += [servicer.CreateSchedule(pb.CreateScheduleRequest(schedule=never), context) for _ in range(20)]
+    calls = [servicer.DescribeSchedule(pb.ScheduleRequest(name="s"), context) for _ in range(5)]
+    calls += [servicer.CreateSchedule(pb.CreateScheduleRequest(schedule=never), context) for _ in range(5)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     other.cancel()
-    assert len([answer for answer in answers if isinstance(answer, Exception)]) == 20, "that rule never occurs"
+    assert len([answer for answer in answers if isinstance(answer, Exception)]) == 5, "that rule never occurs"
     assert turns >= len(calls)
 
 

@@ -54,10 +54,10 @@ def use_synchronously(target: str) -> list[bytes]:
                 break
         assert [letter.topic for letter in client.dead_letters.of_group(GROUP)] == [TOPIC]
         assert client.dead_letters.redrive(GROUP) == 1
-        (message,) = client.pop(FILTER, group=GROUP, wait_ms=5_000, attempt_id="x")
+        (message,) = client.pop(FILTER, group=GROUP, wait_ms=60_000, attempt_id="x")
         assert message.attempt == 1
         message.suspend()
-        (message,) = client.pop(FILTER, group=GROUP, wait_ms=5_000)
+        (message,) = client.pop(FILTER, group=GROUP, wait_ms=60_000)
         client.ack([message.handle], group=GROUP)
         with pytest.raises(AlreadyAcked):
             message.ack()

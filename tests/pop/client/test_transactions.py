@@ -74,7 +74,7 @@ async def test_a_producer_is_asked_for_a_missing_outcome(node: Node, client: Cli
         return transaction.message_id == kept.message_id
 
     answering = asyncio.ensure_future(client.transactions.answer_checks("orders", decide))
-    messages = await client.pop(FILTER, group=GROUP, wait_ms=10_000)
+    messages = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
     await node.until(lambda: len(node.transactions) == 0)
     answering.cancel()
     assert [message.body for message in messages] == [b"kept"]
@@ -101,7 +101,7 @@ async def test_a_block_that_gets_no_answer_leaves_its_outcome_to_the_node(node: 
         return pending.message_id == transaction.message_id
 
     answering = asyncio.ensure_future(client.transactions.answer_checks("orders", decide))
-    messages = await client.pop(FILTER, group=GROUP, wait_ms=10_000)
+    messages = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
     await node.until(lambda: len(node.transactions) == 0)
     answering.cancel()
     assert [message.body for message in messages] == [b"kept"]

@@ -6,12 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
 from penstock import Client, OutgoingMessage, SyncClient, group_settings
+from penstock.pop.client import syncconsumer, unseen
 from penstock.pop.client.unseen import UnseenMessages
+from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.waiting import WAIT_S_MAX
 
 # --- how many may wait -----------------------------------------------------------------------------------------------
 
@@ -107,6 +111,17 @@ def test_a_slow_loop_gets_only_messages_that_it_can_finish() -> None:
 
 # --- at a real node --------------------------------------------------------------------------------------------------
 
+INVISIBLE_MS = 600_000
+SLOW_S = 250.0
+"""How long the slow handlers take by the clients' time: less than half the invisible time, so that messages go back in time."""
+
+
+@pytest.fixture
+async def loop_time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
+    """The clients' time. They look every 10 ms for messages to return."""
+    monkeypatch.setattr(unseen, "CHECKS", INVISIBLE_MS // 10)
+    return LoopTime()
+
 
 @pytest.fixture
 async def client(node: Node) -> AsyncIterator[Client]:
@@ -127,13 +142,14 @@ async def assert_each_was_seen_once(node: Node, seen: list[tuple[bytes, int]]) -
     assert node.group().dead_letter_count == 0
 
 
-async def test_messages_that_wait_behind_a_slow_one_lose_no_attempt(node: Node, client: Client) -> None:
+async def test_messages_that_wait_behind_a_slow_one_lose_no_attempt(node: Node, client: Client, loop_time: LoopTime) -> None:
     """A handler of 4 s and the default batch made dead letters of 140 of 800 messages that no handler had seen."""
     seen = []
-    async with client.consume(FILTER, group=GROUP, batch=10, prefetch=30, invisible_ms=4_000) as consumer:
+    async with client.consume(FILTER, group=GROUP, batch=10, prefetch=30, invisible_ms=INVISIBLE_MS) as consumer:
         async for message in consumer:
             seen.append((message.body, message.attempt))
             if len(seen) == 1:
+                loop_time.advance(SLOW_S)
                 await node.until(lambda: came_back(node))
             await message.ack()
             if len(seen) == 30:
@@ -145,13 +161,14 @@ async def test_messages_that_wait_behind_a_slow_one_lose_no_attempt(node: Node, 
 
 @pytest.mark.parametrize("give_back", [True, False])
 async def test_messages_that_wait_on_a_stream_behind_a_slow_one_lose_no_attempt(
-    node: Node, client: Client, give_back: bool
+    node: Node, client: Client, loop_time: LoopTime, give_back: bool
 ) -> None:
     seen = []
-    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=4_000, give_back=give_back) as messages:
+    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=INVISIBLE_MS, give_back=give_back) as messages:
         async for message in messages:
             seen.append((message.body, message.attempt))
             if len(seen) == 1:
+                loop_time.advance(SLOW_S)
                 await node.until(lambda: came_back(node))
             message.ack()
             if len(seen) == 20:
@@ -175,10 +192,13 @@ async def test_a_message_that_arrives_while_its_stream_closes_loses_no_attempt(n
     assert node.group().in_flight == 0
 
 
-async def test_a_slow_stream_takes_credits_back_and_a_fast_one_gets_them_again(node: Node, client: Client) -> None:
-    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=4_000) as messages:
+async def test_a_slow_stream_takes_credits_back_and_a_fast_one_gets_them_again(
+    node: Node, client: Client, loop_time: LoopTime
+) -> None:
+    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=INVISIBLE_MS) as messages:
         stream = aiter(messages)
         first = await anext(stream)
+        loop_time.advance(SLOW_S)
         await node.until(lambda: came_back(node))
         await node.until(lambda: node.group().in_flight < 15)
         first.ack()
@@ -188,20 +208,26 @@ async def test_a_slow_stream_takes_credits_back_and_a_fast_one_gets_them_again(n
         assert messages._credits > 15
 
 
-@pytest.mark.parametrize("invisible_ms", [4_000, 0])
+@pytest.mark.parametrize("invisible_ms", [INVISIBLE_MS, 0])
 async def test_messages_that_wait_in_a_thread_behind_a_slow_one_lose_no_attempt(
-    node: Node, client: Client, invisible_ms: int
+    node: Node, client: Client, monkeypatch: pytest.MonkeyPatch, invisible_ms: int
 ) -> None:
-    await client.groups.update(GROUP, group_settings(invisible_ms=4_000))
+    await client.groups.update(GROUP, group_settings(invisible_ms=INVISIBLE_MS))
+    monkeypatch.setattr(unseen, "CHECKS", INVISIBLE_MS // 10)
+    ahead_s = 0.0
+    times = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s, sleep=time.sleep)
+    monkeypatch.setattr(syncconsumer, "time", times)
     returned = threading.Event()
     seen: list[tuple[bytes, int]] = []
 
     def consume() -> None:
+        nonlocal ahead_s
         with SyncClient(node.target) as other:
             for message in other.consume(FILTER, group=GROUP, batch=30, invisible_ms=invisible_ms):
                 seen.append((message.body, message.attempt))
                 if len(seen) == 1:
-                    returned.wait(20)
+                    ahead_s = SLOW_S
+                    returned.wait(WAIT_S_MAX)
                 message.ack()
                 if len(seen) == 30:
                     break
@@ -221,7 +247,7 @@ async def test_a_thread_that_leaves_its_loop_returns_the_rest_at_once(node: Node
                 break
 
     await asyncio.to_thread(consume)
-    rest = await client.pop(FILTER, group=GROUP, messages_max=100, wait_ms=5_000)
+    rest = await client.pop(FILTER, group=GROUP, messages_max=100, wait_ms=60_000)
     await node.until(lambda: node.group().in_flight == len(rest) == 29)
     assert {message.attempt for message in rest} == {1}
 
@@ -229,10 +255,11 @@ async def test_a_thread_that_leaves_its_loop_returns_the_rest_at_once(node: Node
 async def test_an_event_loop_that_is_blocked_for_too_long_is_reported(
     node: Node, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with client.consume(FILTER, group=GROUP, batch=30, prefetch=30, invisible_ms=300) as consumer:
+    loop_time = LoopTime()
+    async with client.consume(FILTER, group=GROUP, batch=30, prefetch=30, invisible_ms=INVISIBLE_MS) as consumer:
         async for _ in consumer:
             await node.until(lambda: node.group().in_flight == 30)
-            time.sleep(0.4)  # noqa: ASYNC251 - this is what a defective application does
+            loop_time.advance(601)  # No other task has a turn meanwhile.
             break
         consumer._return_surplus()
         assert consumer.expired > 0

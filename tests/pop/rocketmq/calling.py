@@ -11,6 +11,7 @@ import grpc.aio
 from penstock.pop.rocketmq.names import encode
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
 from tests.pop.wiring import GROUP, TOPIC
+from tests.waiting import WAIT_S_MAX
 
 TYPE = pb.MessageType
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # it is there
@@ -39,9 +40,9 @@ class Caller:
 
     async def call(self, name: str, request: Any) -> Any:
         """Return the answer to a request."""
-        return await self._method(name, self._channel.unary_unary)(request, metadata=self.metadata, timeout=20)
+        return await self._method(name, self._channel.unary_unary)(request, metadata=self.metadata, timeout=WAIT_S_MAX)
 
-    def stream(self, name: str, request: Any, timeout_s: float = 20) -> Any:
+    def stream(self, name: str, request: Any, timeout_s: float = WAIT_S_MAX) -> Any:
         """Return the call of a method whose response is a stream."""
         return self._method(name, self._channel.unary_stream)(request, metadata=self.metadata, timeout=timeout_s)
 
@@ -88,7 +89,7 @@ def receive_request(
     count: int = 32,
     *,
     invisible_ms: int | None = 10_000,
-    wait_ms: int = 5_000,
+    wait_ms: int = 60_000,
     expression: str = "*",
     sql: bool = False,
     attempt_id: str = "",
@@ -117,5 +118,5 @@ def settings(client_type: int, **more: Any) -> Any:
 
 async def commands(stream: Any) -> AsyncIterator[Any]:
     """Yield the commands from the node on a Telemetry stream."""
-    while (command := await asyncio.wait_for(stream.read(), 20)) is not EOF:
+    while (command := await asyncio.wait_for(stream.read(), WAIT_S_MAX)) is not EOF:
         yield command

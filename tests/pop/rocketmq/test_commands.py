@@ -14,6 +14,7 @@ from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb, service_pb
 from tests.pop.rocketmq.calling import Caller
 from tests.pop.wiring import Node
+from tests.waiting import WAIT_S_MAX
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ async def test_the_answer_with_the_nonce_of_the_command_counts(node: Node, calle
     for given, text in (("other", "wrong"), (nonce, "main sleeps")):
         trace = service_pb.ThreadStackTrace(nonce=given, thread_stack_trace=text)
         await stream.write(service_pb.TelemetryCommand(status=pb.Status(code=Code.OK), thread_stack_trace=trace))
-    assert await asyncio.wait_for(asked, 10) == "main sleeps"
+    assert await asyncio.wait_for(asked, WAIT_S_MAX) == "main sleeps"
     stream.cancel()
 
 
@@ -57,7 +58,7 @@ async def test_a_client_that_refuses_or_hangs_or_is_gone_is_named(
     refusal = pb.Status(code=Code.NOT_IMPLEMENTED, message="not here")
     await stream.write(service_pb.TelemetryCommand(status=refusal, thread_stack_trace=service_pb.ThreadStackTrace(nonce=nonce)))
     with pytest.raises(Refused, match="the client answers NOT_IMPLEMENTED not here"):
-        await asyncio.wait_for(asked, 10)
+        await asyncio.wait_for(asked, WAIT_S_MAX)
     monkeypatch.setattr(commands, "ANSWER_S", 0.05)
     with pytest.raises(Refused, match="gave no answer"):
         await commanding(node).threads_of("c1")

@@ -23,6 +23,7 @@ from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, StoreOptions
 from tests.pop.rocketmq.calling import TYPE, Caller, named, outgoing
 from tests.pop.wiring import GROUP, Node
+from tests.waiting import WAIT_S_MAX
 
 TYPES = pb.ClientType
 
@@ -81,7 +82,7 @@ async def test_a_client_gets_messages_of_the_lite_topics_that_it_subscribed_to(n
     assert await lite_topics(caller) == ["b"]
     await node.until(lambda: filters(node) == ["chat/b"])
     assert await sync(caller, "COMPLETE_ADD", "a") == Code.OK
-    assert await lite_topics(caller, wait_ms=1_000) == ["a", "a"], "it is read from its first message again"
+    assert await lite_topics(caller, wait_ms=60_000) == ["a", "a"], "it is read from its first message again"
     assert await sync(caller, "COMPLETE_REMOVE") == Code.OK
     await caller.send(*chat("a", "b"))
     assert await lite_topics(caller) == []
@@ -95,7 +96,7 @@ async def test_subscribers_hear_that_the_group_of_their_lite_topic_was_deleted(n
     assert (await stream.read()).status.code == Code.OK
     await sync(caller, "COMPLETE_ADD", "a", "b")
     node.core.admin.delete(GROUP, "chat/a")
-    notice = await asyncio.wait_for(stream.read(), 10)
+    notice = await asyncio.wait_for(stream.read(), WAIT_S_MAX)
     assert (notice.status.code, notice.notify_unsubscribe_lite_command.lite_topic) == (Code.OK, "a")
     assert await sync(caller, "PARTIAL_ADD", "c") == Code.OK
     assert filters(node) == ["chat/b", "chat/c"]
@@ -105,13 +106,13 @@ async def test_subscribers_hear_that_the_group_of_their_lite_topic_was_deleted(n
 async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_even_a_new_one(node: Node, caller: Caller) -> None:
     await sync(caller, "PARTIAL_ADD", "a", "b")
     for name in ("a", "b", "a"):
-        poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
+        poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=60_000))
         await node.until(lambda: node.core.waiting == 1)
         await caller.send(*chat(name))
         assert [message.system_properties.lite_topic for message in (await poll)[1]] == [name]
     assert node.core.waiting == 0
     assert [len(group.polls) for group in node.core.groups] == [0, 0]
-    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
+    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=60_000))
     await node.until(lambda: node.core.waiting == 1)
     await sync(caller, "PARTIAL_ADD", "c")
     await caller.send(*chat("c"))
@@ -120,7 +121,7 @@ async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_even_a_ne
 
 async def test_two_lite_topics_in_one_turn_serve_a_waiting_poll_once(node: Node, caller: Caller) -> None:
     await sync(caller, "PARTIAL_ADD", "a", "b")
-    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
+    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=60_000))
     await node.until(lambda: node.core.waiting == 1)
     await caller.send(*chat("a", "b"))
     assert len((await poll)[1]) == 1
@@ -138,7 +139,7 @@ async def test_a_lite_topic_is_read_from_the_place_that_its_subscriber_names(cal
         (pb.OffsetOption(policy=policies.MIN), ["a"]),
     ):
         assert await sync(caller, "PARTIAL_ADD", "a", offset_option=option) == Code.OK
-        assert await lite_topics(caller, wait_ms=1_000 if expected else 0) == expected
+        assert await lite_topics(caller, wait_ms=60_000 if expected else 0) == expected
     await caller.send(*chat("a"))
     await sync(caller, "PARTIAL_ADD", "a", offset_option=pb.OffsetOption(policy=policies.MAX))
     assert await lite_topics(caller) == []
@@ -147,7 +148,7 @@ async def test_a_lite_topic_is_read_from_the_place_that_its_subscriber_names(cal
 async def test_all_lite_topics_of_a_parent_are_one_subscription(node: Node, caller: Caller) -> None:
     await caller.send(*chat("a", "b"))
     await sync(caller, "PARTIAL_ADD", "*")
-    assert await lite_topics(caller, wait_ms=1_000) == ["a", "b"]
+    assert await lite_topics(caller, wait_ms=60_000) == ["a", "b"]
 
 
 # --- restarts and ends ------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ async def test_after_a_restart_of_the_node_a_client_keeps_its_lite_topics(tmp_pa
     node = await restarted(node, tmp_path / "data")
     try:
         async with calling(node) as caller, calling(node, "c2") as other:
-            poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
+            poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=60_000))
             await node.until(lambda: node.core.waiting == 1)
             await other.send(*chat("b"))
             assert [message.system_properties.lite_topic for message in (await poll)[1]] == ["b"]
@@ -290,7 +291,7 @@ async def test_a_group_that_services_use_outlives_its_lite_subscriptions(node: N
         await service.pop("chat/used", group=GROUP)
         await service.groups.create(GROUP, "chat/operator's")  # The group is still the one that was created.
         await caller.send(*chat("adopted"))
-        assert await lite_topics(caller, wait_ms=1_000) == ["adopted"], "it has still subscribed"
+        assert await lite_topics(caller, wait_ms=60_000) == ["adopted"], "it has still subscribed"
         await sync(caller, "COMPLETE_REMOVE")
         await node.until(lambda: filters(node) == ["chat/adopted", "chat/operator's", "chat/used"])
         assert [group.settings.lite for group in node.core.groups] == [()] * 3

@@ -17,6 +17,7 @@ from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import pb, service_pb
 from tests.pop.rocketmq.calling import Caller, named, outgoing
 from tests.pop.wiring import GROUP, TOPIC, Node
+from tests.waiting import WAIT_S_MAX
 
 POLICIES = pb.QueryOffsetPolicy
 QUEUE = pb.MessageQueue(topic=named(TOPIC))
@@ -98,11 +99,11 @@ async def test_a_noted_offset_survives_a_restart(tmp_path: Path) -> None:
 async def test_a_pull_waits_for_a_message(node: Node, caller: Caller) -> None:
     await noted(caller)
     node.settle_queues()
-    waiting = asyncio.create_task(pull(caller, 0, wait_ms=15_000))
+    waiting = asyncio.create_task(pull(caller, 0, wait_ms=60_000))
     group = next(iter(node.core.groups))
     await node.until(lambda: len(group.queue.watchers) == 2)
     await caller.send(outgoing(b"now"))
-    assert bodies((await asyncio.wait_for(waiting, 10))[1]) == [b"now"]
+    assert bodies((await asyncio.wait_for(waiting, WAIT_S_MAX))[1]) == [b"now"]
     assert len(group.queue.watchers) == 1
     node.core.admin.delete(GROUP)
     assert (await pull(caller, 0))[0] == Code.MESSAGE_NOT_FOUND, "the group is created again"
@@ -115,7 +116,7 @@ async def test_no_more_pulls_wait_than_the_option_says(tmp_path: Path) -> None:
     ):
         caller = Caller(channel)
         await noted(caller)
-        waiting = asyncio.create_task(pull(caller, 0, wait_ms=15_000))
+        waiting = asyncio.create_task(pull(caller, 0, wait_ms=60_000))
         group = next(iter(node.core.groups))
         await node.until(lambda: len(group.queue.watchers) == 2)
         assert (await pull(caller, 0))[0] == Code.TOO_MANY_REQUESTS
