@@ -5,8 +5,8 @@ PYTHON ?= python3
 SECONDS ?= 600
 MINUTES ?= 60
 SEEDS ?= 0-999
-# Tests wait for disks, processes and other languages, so two cores run four at once.
-WORKERS ?= 4
+# Tests wait for disks and processes, so two cores run three at once.
+WORKERS ?= 3
 FAULTS ?= all
 SEED ?= 1
 ROUNDS ?= 20

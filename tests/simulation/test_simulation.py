@@ -14,8 +14,8 @@ from tests.simulation.runs import Outcome, catch
 
 ROOT = Path(__file__).parents[2]
 
-SEEDS = 100
-SEEDS_TWICE = 10
+SEEDS = 60
+SEEDS_TWICE = 4
 """Seeds that are run twice. `make nightly` runs more, and the mutations that they must catch."""
 
 
@@ -36,6 +36,7 @@ def test_a_seed_always_gives_the_same_run() -> None:
     simulate(f"--seeds=0-{SEEDS_TWICE - 1}", "--twice")
 
 
+@pytest.mark.nightly
 def test_a_seed_that_fails_without_the_mutation_leaves_out_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
 

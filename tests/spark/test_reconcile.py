@@ -283,6 +283,7 @@ def rows_of(path: Path, key: str) -> list[dict[str, Any]]:
     return sorted(pyarrow.parquet.read_table(path).to_pylist(), key=lambda row: row[key])
 
 
+@pytest.mark.nightly
 def test_the_report_reads_back(found: Reconciliation, tmp_path: Path) -> None:
     out = tmp_path / "report"
     out.mkdir()
@@ -331,6 +332,7 @@ class Recorder:
         self.begin("end")
 
 
+@pytest.mark.nightly
 def test_a_log_without_deliveries_is_in_order(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     LogWriter().save(tmp_path, hole_bytes=4_096)
     stages = Recorder()

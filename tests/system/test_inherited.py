@@ -50,6 +50,7 @@ def test_who_connects_while_no_node_runs_waits_for_the_next_one(node: NodeProces
         assert [message.body for message in client.pop("plant/1", group="g")] == [b"before", b"meanwhile"]
 
 
+@pytest.mark.nightly
 def test_a_socket_of_another_name_is_refused(tmp_path: Path, listener: socket.socket) -> None:
     node = NodeProcess(tmp_path / "data", listener=listener, listener_name="mqtt")
     with pytest.raises(AssertionError, match="LISTEN_FDNAMES is 'mqtt', but must be pop"):

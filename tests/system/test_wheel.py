@@ -180,6 +180,7 @@ def test_the_installed_package_is_not_the_checkout(environment: Path, shop: Path
         assert Path(path).is_relative_to(environment.parent)
 
 
+@pytest.mark.nightly
 def test_the_quickstart_works_beside_packages_of_the_same_names(environment: Path, shop: Path) -> None:
     with serving(environment / "python", shop) as addresses:
         topic = "plant/1/press/temperature"
