@@ -81,13 +81,12 @@ def test_inspect_log_names_a_damaged_record(running: NodeProcess) -> None:
     assert run_penstock("pub", "a/1", "x" * 100, "--mqtt", running.addresses["mqtt"]).returncode == 0
     assert running.stop() == 0
     (segment,) = (running.data_dir / "commitlog").iterdir()
-    damaged = bytearray(segment.read_bytes())
-    damaged[damaged.index(b"x" * 100)] ^= 1
     base = Path(segment.parent, f"{10**6:020d}.log")
     base.write_bytes(b"")  # the damaged segment is no longer the last one, so the damage is not a torn tail
     with segment.open("r+b") as file:
-        file.write(bytes(damaged))
         file.truncate(10**6)
+        file.seek(file.read().index(b"x" * 100))
+        file.write(b"y")
     ended = run_penstock("inspect", "log", "--data-dir", str(running.data_dir))
     assert ended.returncode == 1
     assert segment.name in ended.stderr
@@ -101,9 +100,8 @@ def test_repair_makes_a_damaged_log_start_again(running: NodeProcess) -> None:
     assert (refused.returncode, "in use" in refused.stderr) == (1, True)
     assert running.stop() == 0
     (segment,) = (running.data_dir / "commitlog").iterdir()
-    at = segment.read_bytes().index(b"x" * 100)
     with segment.open("r+b") as file:
-        file.seek(at)
+        file.seek(file.read(10**6).index(b"x" * 100))
         file.write(b"y")
     looked = run_penstock("repair", *data, "--dry-run", "--json")
     assert looked.returncode == 1
