@@ -119,8 +119,9 @@ async def test_packets_may_follow_the_connect_at_once(broker: Broker) -> None:
     await client.send(connect(CLEAN, b"pump"), subscribe(1, (b"a", 0)), packet(0x32, field(b"a") + b"\0\7x"), PING)
     answers = [await client.receive() for _ in range(5)]
     assert answers[0] == ACCEPTED
-    assert answers[1:3] == [(SUBACK, 0, b"\0\1\0"), PONG]
-    assert sorted(answers[3:]) == [(3, 0, b"a", 0, b"x"), (PUBACK, 7)]
+    assert answers[1] == (SUBACK, 0, b"\0\1\0")
+    # A turn that has taken long puts the PINGREQ off, so its answer may come after the delivery.
+    assert sorted(answers[2:]) == [(3, 0, b"a", 0, b"x"), (PUBACK, 7), PONG]
 
 
 async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBroker) -> None:
