@@ -33,7 +33,7 @@ setup: $(READY)  ## Make .venv with everything that the other targets need
 demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark reconciliation (needs Java 17+)
 	$(BIN)/penstock demo
 
-test: $(READY)  ## Run the tests, WORKERS at a time (four minutes)
+test: $(READY)  ## Run the tests, WORKERS at a time (about five minutes on two cores)
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
 	@if [ -z "$(ARGS)" ] && [ -z "$$(git status --porcelain 2>&1)" ]; then git rev-parse 'HEAD^{tree}' > .venv/.tested; fi
 
