@@ -18,6 +18,10 @@ CLIENTS ?= python node go rust java-5.0.7 java-5.1.0 java-5.2.0
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Where memory can hold them, the files of `make test` are there: waits for a disk are most of its time. Losses of power are
+# simulated, and the suites that kill (`make nightly`) run on the disk.
+IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "/dev/shm"}')
+
 # Without its bytecode, each of the many processes that the tests start compiles all of Penstock again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -34,7 +38,7 @@ demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark recon
 	$(BIN)/penstock demo
 
 test: $(READY)  ## Run the tests, WORKERS at a time (about five minutes on two cores)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) $(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
 	@if [ -z "$(ARGS)" ] && [ -z "$$(git status --porcelain 2>&1)" ]; then git rev-parse 'HEAD^{tree}' > .venv/.tested; fi
 
 test-fast: $(READY)  ## Run the tests that a change breaks first, in under a minute

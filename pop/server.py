@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,36 +146,34 @@ class PopServer:
         shown = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflected = reflection.aio.ReflectionServicer(shown)  # type: ignore[attr-defined]  # it is there
         served.append((reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], reflected))
-        for descriptor, servicer in served:
-            methods = {
-                method.name: self._guarded(f"/{descriptor.full_name}/{method.name}", _handler(method, servicer))
-                for method in descriptor.methods
-            }
-            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, methods),))
+        self._methods: dict[str, tuple[Any, object]] = {
+            f"/{descriptor.full_name}/{method.name}": (method, servicer)
+            for descriptor, servicer in served
+            for method in descriptor.methods
+        }
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # it is there
         self._names = ("", *names)
         about_health = health_pb2.DESCRIPTOR.services_by_name[health.SERVICE_NAME.rpartition(".")[2]]
-        methods = {
-            method.name: self._served(f"/{health.SERVICE_NAME}/{method.name}", _handler(method, self._health))
-            for method in about_health.methods
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods),))
+        for method in about_health.methods:
+            self._methods[f"/{health.SERVICE_NAME}/{method.name}"] = method, self._health
+        self._server.add_generic_rpc_handlers((_MadeWhenCalled(self._methods, self._made),))
 
     def _renew_rights(self) -> None:
         """Let the clients of RocketMQ go by the rules that are in force now."""
         if self._rocketmq is not None and self._access is not None and self._access.policy is not None:
             self._rocketmq.clients.renew_rights(self._access.policy)
 
-    def _guarded(self, full_name: str, handler: Any) -> Any:
-        guarded = self._guard.guarded(full_name, handler) if self._guard is not None else handler
-        return self._served(full_name, guarded)
+    def _made(self, full_name: str) -> Any:
+        """Return the gRPC handler of a method. Everybody may ask for the health."""
+        method, servicer = self._methods[full_name]
+        handler = _handler(method, servicer)
+        if self._guard is not None and servicer is not self._health:
+            handler = self._guard.guarded(full_name, handler)
+        bounded = self.responses.bounded(readable(full_name, handler))
+        return self.refusals.told(self.requests.bounded(bounded, is_send=full_name in SENDS))
 
     async def _shut_down(self, peers: Collection[str]) -> None:
         await shut_down(peers, self._port)
-
-    def _served(self, full_name: str, handler: Any) -> Any:
-        bounded = self.responses.bounded(readable(full_name, handler))
-        return self.refusals.told(self.requests.bounded(bounded, is_send=full_name in SENDS))
 
     async def start(self) -> int:
         """Open the listener, and return its port.
@@ -297,6 +295,28 @@ def rocketmq_service(
         logger.info("rocketmq.off", why=f"rocketmq-python-client is not installed: {install_hint('rocketmq')}")
         return None
     return MessagingService(core, store, handles, sender, delayed, transactions, options)
+
+
+class _MadeWhenCalled(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none
+    """Finds the handlers of methods. A handler is made at the first call: of the fifty that a node has, most of them never are.
+
+    Parameters:
+        names: the full names of all methods.
+        make: makes the handler of a method.
+    """
+
+    def __init__(self, names: Collection[str], make: Callable[[str], Any]) -> None:
+        self._names = names
+        self._make = make
+        self._made: dict[str, Any] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a call; None if there is no such method."""
+        name = handler_call_details.method
+        handler = self._made.get(name)
+        if handler is None and name in self._names:
+            handler = self._made[name] = self._make(name)
+        return handler
 
 
 def _handler(method: Any, servicer: object) -> Any:

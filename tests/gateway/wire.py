@@ -331,7 +331,7 @@ class Broker:
             Config(),
             data_dir=data_dir,
             mqtt=GatewayOptions(listen=FREE, **PATIENT | options),
-            store=replace(StoreOptions(segment_bytes=16 * MIB, sync_in="thread"), **store),
+            store=replace(StoreOptions(segment_bytes=4 * MIB, sync_in="thread"), **store),
             pop=replace(pop, listen=FREE),
             access=AccessControlOptions(file=access_file, **control),
             admin=AdminOptions(listen=FREE),

@@ -205,6 +205,7 @@ async def test_a_fleet_without_a_broker_fails_with_the_reason() -> None:
     assert "device-00" in report.errors[0]
 
 
+@pytest.mark.nightly
 async def test_a_publish_without_its_puback_is_sent_again() -> None:
     # This takes the 5 s after which amqtt stops waiting for a PUBACK.
     async with broker_that(lambda n, packet_id: b"" if n == 3 else b"\x40\x02" + packet_id) as port:

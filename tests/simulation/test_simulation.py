@@ -14,8 +14,8 @@ from tests.simulation.runs import Outcome, catch
 
 ROOT = Path(__file__).parents[2]
 
-SEEDS = 60
-SEEDS_TWICE = 4
+SEEDS = 30
+SEEDS_TWICE = 2
 """Seeds that are run twice. `make nightly` runs more, and the mutations that they must catch."""
 
 
