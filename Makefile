@@ -5,8 +5,8 @@ PYTHON ?= python3
 SECONDS ?= 600
 MINUTES ?= 60
 SEEDS ?= 0-999
-# Tests wait for disks and processes, so two cores run three at once.
-WORKERS ?= 3
+# Tests wait for processes and clocks, so two cores run four at once.
+WORKERS ?= 4
 FAULTS ?= all
 SEED ?= 1
 ROUNDS ?= 20
@@ -37,7 +37,7 @@ setup: $(READY)  ## Make .venv with everything that the other targets need
 demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark reconciliation (needs Java 17+)
 	$(BIN)/penstock demo
 
-test: $(READY)  ## Run the tests, WORKERS at a time (about five minutes on two cores)
+test: $(READY)  ## Run the tests, WORKERS at a time (about four minutes on two cores)
 	PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) $(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
 	@if [ -z "$(ARGS)" ] && [ -z "$$(git status --porcelain 2>&1)" ]; then git rev-parse 'HEAD^{tree}' > .venv/.tested; fi
 
