@@ -47,6 +47,8 @@ from penstock.gateway.protocol.packets import (
     NAMES,
     PING_RUN,
     PINGREQ,
+    PUBACK,
+    PUBACK_RUN,
     PUBREL,
     SUBSCRIBE,
     UNSUBSCRIBE,
@@ -477,6 +479,9 @@ class Connection(AnsweringProtocol):
                 if kind in ACKS:
                     self._traffic.packets_in[kind] += 1
                     self._acks.acknowledged(packet)
+                elif kind == PUBACK_RUN:
+                    self._traffic.packets_in[PUBACK] += len(packet[1])
+                    self._acks.acknowledged_run(packet[1])
                 elif kind == DISCONNECT:
                     farewell = packet
                     break  # what follows it is ignored

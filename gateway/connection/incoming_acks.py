@@ -5,6 +5,7 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -102,6 +103,13 @@ class IncomingAcks:
             # An unexpected ack is ignored: a client may repeat one after a reconnect (4.4).
             self._counters.deliveries_acked += 1
 
+    def acknowledged_run(self, packet_ids: Sequence[int]) -> None:
+        """Handle PUBACKs without reason codes."""
+        expected, deliveries = self._session.inflight.acknowledge_run(packet_ids)
+        for delivery in deliveries:
+            self._settlements.acknowledge_soon(delivery)
+        self._counters.deliveries_acked += expected
+
     def released(self, packet_id: int) -> None:
         """Handle a PUBREL."""
         received = self._session.received
@@ -174,6 +182,10 @@ class TracedAcks(IncomingAcks):
     ) -> None:
         super().__init__(store, counters, outbox, kept, journal, settlements)
         self._traces = traces
+
+    def acknowledged_run(self, packet_ids: Sequence[int]) -> None:
+        for packet_id in packet_ids:
+            self.acknowledged((PUBACK, packet_id))
 
     def acknowledged(self, packet: Packet) -> None:
         packet_id, slots = packet[1], self._session.inflight.slots

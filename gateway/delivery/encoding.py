@@ -8,6 +8,7 @@ Every delivery is encoded here, so this is where messages are left out that have
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
@@ -70,7 +71,25 @@ class EncodedBatch(NamedTuple):
     """Client ids of publishers that have a subscription with No Local, and so may not get the batch as it is."""
     traced: Sequence[TracedMessage] = ()
     """The messages whose traces are sampled. Without tracing there are none."""
+    stride: int = 0
+    """Bytes from each slot to the next one, if these are the same for all slots of many; otherwise 0."""
 
+    def filled(self, packet_ids: Sequence[int]) -> bytes:
+        """Return the packets with these packet ids in the slots."""
+        data, slots = bytearray(self.data), self.slots
+        if self.stride:
+            packed = struct.pack(f">{len(slots)}H", *packet_ids)
+            first, last = slots[0].offset, slots[-1].offset
+            data[first : last + 1 : self.stride] = packed[::2]
+            data[first + 1 : last + 2 : self.stride] = packed[1::2]
+        else:
+            for slot, packet_id in zip(slots, packet_ids, strict=True):
+                SLOT.pack_into(data, slot.offset, packet_id)
+        return bytes(data)
+
+
+STRIDE_SLOTS_MIN: Final = 4
+"""Slots of a batch from which on they are filled with two calls, if they are equally far from each other."""
 
 ChooseOptions = Callable[[bytes, str], DeliveryOptions | None]
 """Returns how one client gets a message of a topic from a publisher; None if the client doesn't get the message."""
@@ -197,7 +216,15 @@ def encode_batch(
         len(entries) // ENTRY_BYTES - left_out,
         frozenset(publishers) if publishers else NOBODY,
         traced or (),
+        _stride_of(slots) if len(slots) >= STRIDE_SLOTS_MIN else 0,
     )
+
+
+def _stride_of(slots: list[Slot]) -> int:
+    """Return the bytes from each slot to the next one; 0 if these differ."""
+    offsets = [slot.offset for slot in slots]
+    stride = offsets[1] - offsets[0]
+    return stride if offsets == list(range(offsets[0], offsets[-1] + 1, stride)) else 0
 
 
 def _dense_until(entries: bytes) -> int:

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from penstock.gateway.delivery.context import DeliveryContext
-from penstock.gateway.delivery.encoding import EVERY_POSITION, SLOT, EncodedBatch, encode_batch, encode_for_client
+from penstock.gateway.delivery.encoding import EVERY_POSITION, EncodedBatch, encode_batch, encode_for_client
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.retained_replay import RetainedReplay
@@ -296,20 +296,17 @@ class Subscription:
             if batch.data:
                 self.outlet.send_publishes(batch.data, batch.messages)
             return True
-        data = bytearray(batch.data)
         inflight = session.inflight
         before = inflight.last_packet_id
-        fill, assign = SLOT.pack_into, inflight.assign
-        for slot in batch.slots:
-            fill(data, slot.offset, assign(slot))
+        data = batch.filled(inflight.assign_run(batch.slots))
         if not session.lasts:
-            self.outlet.send_publishes(bytes(data), batch.messages)
+            self.outlet.send_publishes(data, batch.messages)
             return True
         if not is_recorded_first and ((self.qos == 1 and not self.overlaps) or all(slot.qos == 1 for slot in batch.slots)):
             number = self.number if first != NOT_QUEUED else NOT_QUEUED
             session.unrecorded.add(number, first, self.cursor, before, inflight.last_packet_id, len(batch.slots))
             self.context.journal.mark(session)
-            self.outlet.send_publishes(bytes(data), batch.messages)
+            self.outlet.send_publishes(data, batch.messages)
             return True
         try:
             self.context.journal.save(session)
@@ -319,7 +316,7 @@ class Subscription:
             if self.outlet.aliases is not None:
                 self.outlet.aliases.clear()  # The client has not been told of the aliases in this batch.
             return False
-        self.outlet.send_when_durable(bytes(data), batch.messages)
+        self.outlet.send_when_durable(data, batch.messages)
         return True
 
     # --- from the cursor --------------------------------------------------------------------------------------------

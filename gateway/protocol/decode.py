@@ -28,14 +28,15 @@ from penstock.gateway.protocol.fixed_header import (
     header_error,
     long_length,
 )
-from penstock.gateway.protocol.packets import MALFORMED, NAMES, PING_RUN, PINGREQ, PUBLISH, PUBLISH_WITH, Packet
+from penstock.gateway.protocol.packets import MALFORMED, NAMES, PING_RUN, PINGREQ, PUBACK, PUBLISH, PUBLISH_WITH, Packet
 from penstock.gateway.protocol.properties import parse_properties
-from penstock.gateway.protocol.runs import cut_run, end_of_pings
+from penstock.gateway.protocol.runs import PUBACK_BEGIN, cut_pubacks, cut_run, end_of_pings
 
 PACKET_BYTES_MAX_MIN: Final = 129
 """The least value of `packet_bytes_max`. A packet with a length field of one byte is never larger, so it needs no check."""
 
 PING_HEADER: Final = PINGREQ << 4
+PUBACK_HEADER: Final = PUBACK << 4
 
 _NO_RUNS: Final = bytes(256)
 
@@ -56,7 +57,8 @@ def decode(
         buffer: received bytes that begin with a packet. They must be `bytes`, so that slices of them are `bytes`, too.
         packet_bytes_max: the size of the largest packet accepted, fixed header included; at least `PACKET_BYTES_MAX_MIN`.
         side: the packets that may come, for example `FROM_CLIENT_5`.
-        runs: whether to return PUBLISHes that differ only in packet ids and bodies as one item, and PINGREQs in a row.
+        runs: whether to return PUBLISHes that differ only in packet ids and bodies as one item, and PUBACKs or PINGREQs in a
+            row.
         user_properties_max: the most user properties of an ack. Those of other packets are not parsed here.
         until: the offset from which on no further packet begins. The run that has begun before goes on.
     """
@@ -111,7 +113,11 @@ def decode(
                 if not packet_id:
                     raise PacketIdMissing(header >> 4)
                 if length == 2:
-                    add((header >> 4, packet_id))
+                    if runs and header == PUBACK_HEADER and buffer.startswith(PUBACK_BEGIN, stop) and stop + 4 <= end:
+                        run, stop = cut_pubacks(buffer, at)
+                        add(run)
+                    else:
+                        add((header >> 4, packet_id))
                 else:
                     add(_ack_with(header >> 4, packet_id, buffer[start + 2 : stop], user_properties_max))
             elif shape == PUBLISH_PLAIN:

@@ -56,6 +56,8 @@ PUBLISH_RUN: Final = 18
 """The type of an item for several PUBLISHes that differ only in their packet ids and bodies."""
 PING_RUN: Final = 19
 """The type of an item for several PINGREQs."""
+PUBACK_RUN: Final = 20
+"""The type of an item for several PUBACKs without reason codes."""
 
 DUP: Final = 0x08
 """Flag in the first byte of a PUBLISH: the packet may have been sent before [MQTT-3.3.1-1]."""
@@ -73,6 +75,7 @@ Packet: TypeAlias = tuple[Any, ...]
                                                 two or more PUBLISHes at QoS 0 or 1, if the caller wants runs; packet_ids
                                                 is empty at QoS 0
     (PING_RUN, count)                           two or more PINGREQs, if the caller wants runs
+    (PUBACK_RUN, packet_ids)                    two or more PUBACKs without reason codes, if the caller wants runs
     (PUBACK, packet_id)                         also PUBREC, PUBREL, PUBCOMP, and UNSUBACK of 3.1.1; packet_id is never 0
     (PUBACK, packet_id, reason)                 MQTT 5.0: the packet has a reason code
     (type, flags, body)                         all others; `connect`, `subscribe` and `disconnect` parse the body

@@ -1,7 +1,8 @@
-"""Runs: PUBLISHes that follow each other and differ only in their packet ids and bodies, and PINGREQs that follow each other.
+"""Runs: PUBLISHes that follow each other and differ only in their packet ids and bodies; PUBACKs and PINGREQs in a row.
 
-What is the same for all packets of a run is decoded, routed and encoded once. A run is one `Packet` of the type `PUBLISH_RUN`
-or `PING_RUN`. No client needs several PINGREQs in a row: the run keeps a flood of them cheap.
+What is the same for all packets of a run is decoded, routed and encoded once. A run is one `Packet` of the type `PUBLISH_RUN`,
+`PUBACK_RUN` or `PING_RUN`. A subscriber that gets many messages at once mostly acknowledges them at once. No client needs
+several PINGREQs in a row: the run keeps a flood of them cheap.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.gateway.protocol.packets import PING_RUN, PUBLISH, PUBLISH_RUN, Packet
+from penstock.gateway.protocol.packets import PING_RUN, PUBACK, PUBACK_RUN, PUBLISH, PUBLISH_RUN, Packet
 
 RUN_MAX: Final = 4096
 """The maximum number of PUBLISHes in a run, but for those that one call cuts."""
+
+PUBACK_BEGIN: Final = b"\x40\x02"
+"""The fixed header of a PUBACK without a reason code."""
+
+_PUBACKS: Final = re.compile(rb"(?:\x40\x02..){1,512}", re.DOTALL)
 
 _PINGS: Final = re.compile(rb"(?:\xc0\x00)+")
 
@@ -95,6 +101,21 @@ def _cut_alike(
     return len(bodies) - before
 
 
+def cut_pubacks(buffer: bytes, at: int) -> tuple[Packet, int]:
+    """Return the item for the PUBACKs without reason codes from `at` on, where there is one, and the offset after them.
+
+    A packet id of 0 ends the run, so that `decode` reports it.
+    """
+    found = _PUBACKS.match(buffer, at)
+    assert found is not None, "a PUBACK begins here"
+    end = found.end()
+    packet_ids = struct.unpack(f">{(end - at) // 2}H", found[0])[1::2]
+    if 0 in packet_ids:
+        packet_ids = packet_ids[: packet_ids.index(0)]
+    item = (PUBACK_RUN, packet_ids) if len(packet_ids) > 1 else (PUBACK, packet_ids[0])
+    return item, at + 4 * len(packet_ids)
+
+
 def end_of_pings(buffer: bytes, at: int) -> int:
     """Return the offset after the PINGREQs from `at` on; `at` if there is none."""
     found = _PINGS.match(buffer, at)
@@ -106,7 +127,10 @@ def count_packets(packets: Iterable[Packet]) -> int:
     found = 0
     for packet in packets:
         kind = packet[0]
-        found += len(packet[4]) if kind == PUBLISH_RUN else packet[1] if kind == PING_RUN else 1
+        if kind == PUBLISH_RUN:
+            found += len(packet[4])
+        else:
+            found += len(packet[1]) if kind == PUBACK_RUN else packet[1] if kind == PING_RUN else 1
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC
@@ -62,6 +63,30 @@ class Inflight:
         self.last_packet_id = packet_id
         slots[packet_id] = slot
         return packet_id
+
+    def assign_run(self, batch: Sequence[Slot]) -> Sequence[int]:
+        """Assign a packet id to each delivery of a batch, and return them: see `assign`. There must be `room` for all."""
+        first = self.last_packet_id + 1
+        packet_ids = range(first, first + len(batch))
+        if packet_ids.stop > PACKET_ID_MAX + 1 or not self.slots.keys().isdisjoint(packet_ids):
+            return [self.assign(slot) for slot in batch]
+        self.slots.update(zip(packet_ids, batch, strict=True))
+        self.last_packet_id = packet_ids.stop - 1
+        return packet_ids
+
+    def acknowledge_run(self, packet_ids: Iterable[int]) -> tuple[int, list[int]]:
+        """Apply PUBACKs of the client; return how many were expected, and the shared deliveries among these."""
+        slots = self.slots
+        expected = 0
+        deliveries = []
+        for packet_id in packet_ids:
+            slot = slots.get(packet_id)
+            if slot is not None and slot.qos == 1:
+                del slots[packet_id]
+                expected += 1
+                if slot.delivery:
+                    deliveries.append(slot.delivery)
+        return expected, deliveries
 
     def acknowledge(self, kind: int, packet_id: int, *, is_refused: bool = False) -> bool:
         """Apply an acknowledgement of the client; return whether it was expected.

@@ -18,6 +18,7 @@ from penstock.gateway.protocol.packets import (
     PING_RUN,
     PINGREQ,
     PUBACK,
+    PUBACK_RUN,
     PUBLISH,
     PUBLISH_WITH,
     SUBACK,
@@ -123,6 +124,8 @@ def comparable(packets: list[Packet]) -> list[Packet]:
     for item in packets:
         if item[0] == PING_RUN:
             found += [(PINGREQ, 0, b"")] * item[1]
+        elif item[0] == PUBACK_RUN:
+            found += [(PUBACK, packet_id) for packet_id in item[1]]
         else:
             found.append((MALFORMED, type(item[1]), str(item[1])) if item[0] == MALFORMED else item)
     return found

@@ -28,6 +28,7 @@ from penstock.gateway.protocol.packets import (
     MALFORMED,
     PING_RUN,
     PUBACK,
+    PUBACK_RUN,
     PUBCOMP,
     PUBLISH,
     PUBLISH_RUN,
@@ -363,6 +364,40 @@ def test_pingreqs_in_a_row_are_a_run(side: Side) -> None:
     )
     assert len(decode(stream, LIMIT, side)[0]) == 1_005
     assert count_packets(decode(stream, LIMIT, side, runs=True)[0]) == 1_005
+
+
+@pytest.mark.parametrize("side", [FROM_CLIENT, FROM_CLIENT_5])
+def test_pubacks_in_a_row_are_a_run(side: Side) -> None:
+    stream = (
+        encode_acks(PUBACK, range(1, 601)) + PING + encode_acks(PUBACK, [8]) + encode_acks(PUBREC, [9, 10]) + b"\x40\x02\x00"
+    )
+
+    assert decode(stream, LIMIT, side, runs=True) == (
+        [
+            (PUBACK_RUN, tuple(range(1, 513))),
+            (PUBACK_RUN, tuple(range(513, 601))),
+            (12, 0, b""),
+            (PUBACK, 8),
+            (PUBREC, 9),
+            (PUBREC, 10),
+        ],
+        len(stream) - 3,
+    )
+    assert len(decode(stream, LIMIT, side)[0]) == 604
+    assert count_packets(decode(stream, LIMIT, side, runs=True)[0]) == 604
+
+
+@pytest.mark.parametrize("ids", [[7], [7, 8]])
+@pytest.mark.parametrize("wrong", [b"\x40\x02\0\0", b"\x40\x03\0\1\xff"])
+def test_what_is_wrong_behind_pubacks_in_a_row_is_reported(ids: list[int], wrong: bytes) -> None:
+    stream = encode_acks(PUBACK, ids) + wrong + encode_acks(PUBACK, [9])
+    packets, used = decode(stream, LIMIT, FROM_CLIENT_5, runs=True)
+    alone = decode(stream, LIMIT, FROM_CLIENT_5)[0]
+
+    assert packets[0] == ((PUBACK, 7) if len(ids) == 1 else (PUBACK_RUN, (7, 8)))
+    assert packets[1][0] == alone[-1][0] == MALFORMED
+    assert str(packets[1][1]) == str(alone[-1][1])
+    assert used == 4 * len(ids)
 
 
 @pytest.mark.parametrize("wrong", [b"\xc1\0", b"\xc0\1x"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.delivery.encoding import SLOT, EncodedBatch, encode_batch
+from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
@@ -57,14 +57,6 @@ def entries_of(store: Store, messages: list[Stored]) -> bytes:
     return entries
 
 
-def patched(batch: EncodedBatch, packet_ids: Iterator[int]) -> bytes:
-    """Return a batch with its slots filled, as a subscription fills them."""
-    data = bytearray(batch.data)
-    for slot in batch.slots:
-        SLOT.pack_into(data, slot.offset, next(packet_ids))
-    return bytes(data)
-
-
 def expected(messages: list[Stored], qos_max: int, *, retain: bool = False) -> list[tuple[object, ...]]:
     """Return the packets that a client decodes, if packet ids count from 1."""
     items: list[tuple[object, ...]] = []
@@ -78,7 +70,7 @@ def expected(messages: list[Stored], qos_max: int, *, retain: bool = False) -> l
 
 def check(store: Store, messages: list[Stored], qos_max: int, *, retain: bool = False) -> None:
     batch = encode_batch(store, entries_of(store, messages), DeliveryOptions(qos_max), retain=retain)
-    data = patched(batch, iter(range(1, len(messages) + 1)))
+    data = batch.filled(range(1, len(batch.slots) + 1))
     assert batch.messages == len(messages)
     assert [slot.qos for slot in batch.slots] == [min(one.qos, qos_max) for one in messages if min(one.qos, qos_max)]
     assert decode(data, 16 * MIB) == (expected(messages, qos_max, retain=retain), len(data))
@@ -116,6 +108,14 @@ def test_a_batch_keeps_its_order_and_each_packet_has_a_slot_of_its_own(store: St
         check(store, messages, qos_max)
 
 
+@pytest.mark.parametrize("sizes", [[9] * 3, [9] * 4, [9] * 300, [9, 9, 9, 10, 9], [0, 200, 200, 200, 200]])
+def test_slots_are_filled_be_they_equally_far_from_each_other_or_not(store: Store, sizes: list[int]) -> None:
+    messages = [Stored(b"plant/1", b"x" * size, 1) for size in sizes]
+    check(store, messages, 1)
+    batch = encode_batch(store, entries_of(store, messages), DeliveryOptions(1))
+    assert bool(batch.stride) == (len(sizes) > 3 and len(set(sizes)) == 1)
+
+
 def test_no_entries_make_an_empty_batch(store: Store) -> None:
     assert encode_batch(store, b"", DeliveryOptions(1)) == EncodedBatch(b"", [], 0)
 
@@ -124,7 +124,7 @@ def test_the_retain_flag_of_a_stored_message_is_not_passed_on(store: Store) -> N
     # [MQTT-3.3.1-9]: the flag is set for a new subscription only.
     message = Stored(b"plant/1", b"on", Flag.RETAIN | 1)
     batch = encode_batch(store, entries_of(store, [message]), DeliveryOptions(1))
-    assert decode(patched(batch, iter([5])), MIB)[0] == [(PUBLISH, 1 << 1, b"plant/1", 5, b"on")]
+    assert decode(batch.filled([5]), MIB)[0] == [(PUBLISH, 1 << 1, b"plant/1", 5, b"on")]
 
 
 @given(

@@ -74,6 +74,32 @@ def test_an_acknowledgement_counts_once() -> None:
     assert not some.acknowledge(PUBACK, packet_id)
 
 
+@given(st.sets(st.integers(1, 12)), st.integers(0, 4), st.integers(PACKET_ID_MAX - 4, PACKET_ID_MAX + 4), st.integers(1, 9))
+def test_a_run_gets_the_packet_ids_that_its_deliveries_would_get_one_by_one(
+    taken: set[int], ahead: int, last: int, count: int
+) -> None:
+    one_by_one, together = Inflight(100), Inflight(100)
+    for some in (one_by_one, together):
+        some.slots = dict.fromkeys(taken, AT_1)
+        some.last_packet_id = last if last <= PACKET_ID_MAX else ahead
+    batch = [Slot(number, 1, number, 9) for number in range(count)]
+    assert list(together.assign_run(batch)) == [one_by_one.assign(slot) for slot in batch]
+    assert together.slots == one_by_one.slots
+    assert list(together.slots) == list(one_by_one.slots)
+    assert together.last_packet_id == one_by_one.last_packet_id
+
+
+@given(st.lists(st.integers(1, 12)))
+def test_pubacks_in_a_row_do_what_each_would_do(packet_ids: list[int]) -> None:
+    one_by_one, together = Inflight(100), Inflight(100)
+    for some in (one_by_one, together):
+        some.slots = {1: AT_1, 2: AT_2, 3: None, 4: Slot(0, 1, 0, 9, delivery=77), 5: AT_1, 6: Slot(0, 1, 0, 9, delivery=78)}
+    expected = [packet_id for packet_id in packet_ids if one_by_one.acknowledge(PUBACK, packet_id)]
+    shared = {4: 77, 6: 78}
+    assert together.acknowledge_run(packet_ids) == (len(expected), [shared[each] for each in expected if each in shared])
+    assert together.slots == one_by_one.slots
+
+
 @given(st.lists(st.tuples(st.sampled_from([PUBACK, PUBREC, PUBCOMP]), st.integers(0, 12)) | st.sampled_from([1, 2])))
 def test_packet_ids_in_use_are_distinct_and_within_the_window(steps: list[tuple[int, int] | int]) -> None:
     some = Inflight(8)
