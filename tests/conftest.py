@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import gc
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 # gRPC would start its threads anew in each child between fork and exec, where they may crash. Our children exec at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+# A shell without job control starts what runs in the background with SIGINT ignored, and then so is it in the processes of the
+# tests that are to end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each Spark of the tests lives for seconds. There the second compiler and the threads of the parallel collector take twice the
 # processor time that they save.
