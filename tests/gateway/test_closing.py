@@ -180,6 +180,7 @@ async def test_a_client_that_is_closed_while_it_sends_gets_its_deliveries_and_th
     assert code == (1000 if kind in ("ws", "wss") else None)
 
 
+@pytest.mark.nightly
 async def test_acks_on_their_way_do_not_destroy_the_deliveries_of_mosquitto_sub(start_broker: StartBroker) -> None:
     broker = await start_broker(send_buffer_bytes=MIB)
     port = str(broker.node.mqtt.port)
