@@ -9,6 +9,8 @@ from __future__ import annotations
 from binascii import hexlify
 from typing import Any
 
+import numpy as np
+
 from penstock.pop.core.handle import DELIVERY_DIGITS
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.encoding import CONTINUED, SMALL, VARINTS, text, varint
@@ -139,6 +141,14 @@ def _properties(encoded: bytes) -> bytes:
 
 SENT_PLAIN = b"\x0a\x14\x0a\x00\x12\x10%016x"
 """Entry of a SendResponse for a stored message without handles, to be formatted with the position of the message."""
+
+
+def sent_plain(positions: list[int]) -> bytes:
+    """Return the entries of a SendResponse for stored messages without handles."""
+    entry = SENT_PLAIN % 0
+    entries = np.frombuffer(entry * len(positions), np.uint8).reshape(-1, len(entry)).copy()
+    entries[:, -16:] = np.frombuffer(hexlify(np.array(positions, ">u8").tobytes()), np.uint8).reshape(-1, 16)
+    return entries.tobytes()
 
 
 def sent(result: pb.SendResult) -> bytes:

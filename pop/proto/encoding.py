@@ -35,3 +35,8 @@ def varint(value: int) -> bytes:
 def text(tag: bytes, value: bytes) -> bytes:
     """Return a field of text or bytes. An empty value has no bytes, as in proto3."""
     return tag + varint(len(value)) + value if value else b""
+
+
+def field_bytes(size: int) -> int:
+    """Return the bytes of a field whose value has `size` bytes and whose number is below 16. An empty value takes none."""
+    return 1 + (size.bit_length() + 6) // 7 + size if size else 0

@@ -116,6 +116,40 @@ async def test_an_empty_message_and_an_empty_pop_are_no_errors(stub: PopServiceA
     assert await recall(stub) == []
 
 
+PLAIN = [pb.Message(topic=f"plant/{n // 3 % 2}", body=b"%d" % n * (1 + n // 20)) for n in range(40)]
+"""Messages with topic and body only, which are stored together: runs of one topic and one length, and others."""
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        PLAIN,
+        [pb.Message(topic="plant/1", body=b"%03d" % n) for n in range(300)],
+        [pb.Message(topic="plant/1") for _ in range(9)],
+        [*PLAIN, pb.Message(topic="plant/1", body=b"with more", tag="t")],
+        [*PLAIN, pb.Message(topic="plant/1", body=b"with more", extras=pb.MessageExtras(content_type="text"))],
+    ],
+)
+async def test_each_message_of_a_call_is_stored_in_order_under_the_id_that_is_answered(
+    node: Node, stub: PopServiceAsyncStub, messages: list[pb.Message]
+) -> None:
+    results = (await stub.Send(pb.SendRequest(messages=messages))).results
+    assert node.store.durable_position == node.store.log.end
+    assert {result.status.code for result in results} == {pb.OK}
+    popped = await pop(stub, messages_max=1_000, topic_filter="plant/#")
+    assert [(each.message_id, each.topic, each.body, each.tag) for each in popped] == [
+        (result.message_id, message.topic, message.body, message.tag) for result, message in zip(results, messages, strict=True)
+    ]
+
+
+async def test_messages_of_a_call_that_cannot_be_stored_are_named_and_the_others_are_stored(small: PopServiceAsyncStub) -> None:
+    wrong = [pb.Message(topic="plant/+", body=b"x"), pb.Message(body=b"x"), pb.Message(topic="plant/0", body=bytes(2_001))]
+    codes = [pb.INVALID_TOPIC, pb.INVALID_TOPIC, pb.MESSAGE_TOO_LARGE]
+    for each, code in zip(wrong, codes, strict=True):
+        results = (await small.Send(pb.SendRequest(messages=[*PLAIN, each, *PLAIN]))).results
+        assert [result.status.code for result in results] == [pb.OK] * 40 + [code] + [pb.OK] * 40
+
+
 async def test_an_unacknowledged_message_reaches_a_waiting_poll_at_its_deadline_and_not_before(
     node: Node, stub: PopServiceAsyncStub
 ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pop.core.handle import Handles
-from penstock.pop.grpc.wire import SENT_PLAIN, popped_messages, sent, statuses
+from penstock.pop.grpc.wire import SENT_PLAIN, popped_messages, sent, sent_plain, statuses
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.pop.proto.encoding import varint
+from penstock.pop.proto.encoding import field_bytes, varint
 from penstock.store.bodies import CHECKPOINT_ENTRY
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Kind, encode
@@ -98,6 +99,12 @@ def test_statuses_are_read_by_protobuf_as_they_were(codes: list[pb.Code.ValueTyp
 def test_what_came_of_a_plain_message_is_what_protobuf_writes(position: int) -> None:
     result = pb.SendResult(status=pb.Status(), message_id=f"{position:016x}")
     assert SENT_PLAIN % position == sent(result) == pb.SendResponse(results=[result]).SerializeToString()
+    assert sent_plain([position, 7, position]) == SENT_PLAIN % position + SENT_PLAIN % 7 + SENT_PLAIN % position
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
+def test_the_bytes_of_a_field_are_counted_as_protobuf_writes_them(size: int) -> None:
+    assert pb.Message(body=bytes(size)).ByteSize() == field_bytes(size)
 
 
 @given(st.one_of(st.integers(0, 70_000), st.integers(0, 2**63 - 1)))
