@@ -19,8 +19,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 # Where memory can hold them, the files of `make test` are there: waits for a disk are most of its time. Losses of power are
-# simulated, and the suites that kill (`make nightly`) run on the disk.
-IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "/dev/shm"}')
+# simulated, and the suites that kill (`make nightly`) run on the disk. Tests install commands there and run them.
+IN_MEMORY := $(shell grep -qs '^[^ ]* /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "/dev/shm"}')
 
 # Without its bytecode, each of the many processes that the tests start compiles all of Penstock again.
 unexport PYTHONDONTWRITEBYTECODE
