@@ -14,13 +14,15 @@ BENCHES = {
     "access": "Measure what access control costs, for a decision and for a message.",
     "backup": "Measure backups, and what they do to publishers. It runs only by name.",
     "compare": "Compare this tree with another tree of the project. It runs only by name.",
+    "quick": "Compare the hot paths of this tree with those of a commit, in three minutes. It runs only by name.",
     "curve": "Plot the cost of a record while the log grows to 20 GiB. It runs only by name.",
     "storm": "Plot a storm of logins with passwords. It runs only by name.",
+    "tables": "Write the measured tables of README.md and docs/performance.md anew. It runs only by name.",
     "soak": "Run everything under a small retention, and show that nothing grows. It runs only by name.",
 }
 """Summary of each benchmark, by name. `bench.<name>.main(arguments)` runs it and returns its exit status."""
 
-NAMED_ONLY = ("backup", "compare", "curve", "soak", "storm")
+NAMED_ONLY = ("backup", "compare", "curve", "quick", "soak", "storm", "tables")
 """Benchmarks that `python -m bench` alone does not run: they need another tree, tens of gigabytes of disk, or minutes."""
 
 

@@ -42,6 +42,7 @@ class Load:
     window: int = 1_000
     chunk: int = 100
     topics: int = 1
+    delay: int = 0
     own: int = 0
     lasting: int = 0
     login: int = 0

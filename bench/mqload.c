@@ -14,6 +14,7 @@
 //     chunk=100       messages per write (qos = 0)
 //     topics=1        distinct topics bench/t0, bench/t1, ..., used in turn
 //     filter=bench/#  filter of the subscribers
+//     delay=0         seconds by which the broker is to delay each message, which it gets under `$delayed/SECONDS/bench/t...`
 //     own=0           1: each reading subscriber subscribes to its own topic instead of the filter; `topics` must be as many
 //     lasting=0       1: the sessions of the subscribers outlive their connections
 //     login=0         1: log in as the user `bench` with the password `bench`
@@ -50,7 +51,7 @@
 enum {
     BODY_BYTES_MAX = 1 << 20,
     READ_BYTES = 262144,
-    TOPIC_BYTES_MAX = 32,
+    TOPIC_BYTES_MAX = 64,
     LATENCIES_MAX = 5000000,  // maximum number of latencies kept, for deliveries and for acknowledgements
     EVENTS_MAX = 512,
     CONNECTING_MAX = 64,      // maximum number of connections being opened; more would meet a full backlog and wait a second
@@ -87,7 +88,7 @@ typedef struct {
     uint64_t *ns;
 } Latencies;
 
-static long pubs = 1, subs = 0, msgs = 100000, qos = 0, subqos = 0, size = 64, window = 1000, chunk = 100, topics = 1;
+static long pubs = 1, subs = 0, msgs = 100000, qos = 0, subqos = 0, size = 64, window = 1000, chunk = 100, topics = 1, delay = 0;
 static long own = 0, lasting = 0, login = 0, stalled = 0, others = 0, rate = 0, skip = 0, hold = 0, timeout_s = 30;
 static char filter[256] = "bench/#";
 
@@ -229,7 +230,8 @@ static void make_publish_heads(void) {
     if (!publish_heads || !publish_head_lens) fail("calloc");
     for (long i = 0; i < topics; i++) {
         char topic[TOPIC_BYTES_MAX - 8];
-        int topic_len = snprintf(topic, sizeof topic, "bench/t%ld", i);
+        int topic_len = delay ? snprintf(topic, sizeof topic, "$delayed/%ld/bench/t%ld", delay, i)
+                              : snprintf(topic, sizeof topic, "bench/t%ld", i);
         uint8_t *head = publish_heads[i];
         head[0] = 0x30 | (qos << 1);
         int n = 1 + encode_length(head + 1, 2 + topic_len + (qos ? 2 : 0) + size);
@@ -420,7 +422,7 @@ static void parse_arguments(int n, char **arguments) {
     } options[] = {{"pubs", &pubs},     {"subs", &subs},     {"msgs", &msgs},   {"qos", &qos},       {"subqos", &subqos},
                    {"size", &size},     {"window", &window}, {"chunk", &chunk}, {"topics", &topics}, {"own", &own},
                    {"stalled", &stalled}, {"others", &others}, {"rate", &rate}, {"skip", &skip},     {"hold", &hold},
-                   {"timeout", &timeout_s}, {"lasting", &lasting}, {"login", &login}};
+                   {"timeout", &timeout_s}, {"lasting", &lasting}, {"login", &login}, {"delay", &delay}};
     for (int i = 3; i < n; i++) {
         char *value = strchr(arguments[i], '=');
         int is_known = 0;
@@ -442,7 +444,7 @@ static void parse_arguments(int n, char **arguments) {
         }
     }
     if (pubs < 1 || subs < 0 || msgs < pubs || size < 0 || size > BODY_BYTES_MAX || window < 1 || window > 65535 || chunk < 1 ||
-        topics < 1 || stalled < 0 || stalled > subs || others < 0 || rate < 0 || (own && topics != subs - stalled)) {
+        topics < 1 || stalled < 0 || stalled > subs || others < 0 || rate < 0 || delay < 0 || (own && topics != subs - stalled)) {
         fprintf(stderr, "An option is out of its range. The comment at the top of mqload.c gives the bounds.\n");
         exit(2);
     }

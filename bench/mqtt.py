@@ -235,9 +235,10 @@ LOADS = {
     "fanout": Load(subs=100, qos=1, msgs=10_000),
     "fanout-acked": Load(subs=100, qos=1, subqos=1, msgs=5_000),
     "fanout-lasting": Load(subs=100, qos=1, subqos=1, msgs=5_000, lasting=1),
+    "delayed": Load(subs=1, qos=1, msgs=20_000, delay=1),
     "both-ways": Load(pubs=10, subs=10, qos=1, subqos=1, window=10, msgs=20_000),
 }
-"""Load of each row that measures a rate, by the row's name. `bench.compare` measures most of them, too."""
+"""Load of each row that measures a rate, by the row's name. `bench.compare` has most of them, too, and `delayed` alone."""
 
 ROWS: dict[str, Row] = {
     "one-to-one": _row("one-to-one", "1 publisher → 1 subscriber, QoS 0", 2),

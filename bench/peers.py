@@ -101,12 +101,8 @@ def memory_of(pid: int) -> Memory:
 
 def processor_s(pid: int) -> float:
     """Return the processor time of a process and its children in seconds, user and system time together."""
-    ticks = 0
-    for each in _with_children(pid):
-        # The name, which may hold anything, is in brackets. Fields 14 and 15 of proc(5) follow it as the 12th and 13th.
-        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    # The number of a process's clock, as clock_getcpuclockid(3) makes it. /proc/PID/stat counts in steps of 10 ms.
+    return sum(time.clock_gettime(~each << 3 | 2) for each in _with_children(pid))
 
 
 def _with_children(pid: int) -> list[int]:

@@ -50,6 +50,7 @@ ROCKETMQ_SHARE = 4
 """Its client sends one message a call, so it gets one of so many messages."""
 
 BATCH = 256
+BATCH_LARGE = 1_024
 BATCH_SMALL = 32
 MESSAGES = 200_000
 QUICK = 2_000

@@ -11,11 +11,13 @@ import argparse
 import os
 import platform
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -27,6 +29,7 @@ from rich.table import Table
 
 from bench.peers import OURS, BrokerProcess, NotInstalled, penstock
 from bench.profile import profiled, told
+from bench.trees import ROOT
 
 RUNS = 5
 TABLE_WIDTH_MIN = 150
@@ -297,7 +300,13 @@ def run(
         with closing(setting), suppress(KeyboardInterrupt):
             failed = measure_all(chosen_rows, setting, found, failures)
     if options.json:
-        text = orjson.dumps({"machine": about, "figures": found, "failed": failed}, option=orjson.OPT_INDENT_2) + b"\n"
+        lines = [
+            {"figure": goal.figure, "title": goal.title, "unit": goal.unit}
+            for row in chosen_rows.values()
+            for goal in row.goals
+        ]
+        measured = {"machine": about, "lines": lines, "figures": found, "failed": failed}
+        text = orjson.dumps(measured, option=orjson.OPT_INDENT_2) + b"\n"
         if options.json == "-":
             sys.stdout.write(text.decode())
         else:
@@ -311,8 +320,10 @@ def run(
 
 
 def machine(directory: Path) -> dict[str, Any]:
-    """Return a description of the machine: processors, system, and the file system of the log."""
+    """Return what a benchmark runs on: date and commit, processors, system, and the file system of the log."""
     return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": _commit(),
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -320,6 +331,14 @@ def machine(directory: Path) -> dict[str, Any]:
         "data_dir": str(directory),
         "filesystem": _filesystem_of(directory),
     }
+
+
+def _commit() -> str:
+    """Return the commit of this checkout, with a `+` where files are changed; empty outside of a checkout."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    with suppress(OSError):
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def _filesystem_of(directory: Path) -> str:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import access, backup, compare, curve, floor, mqtt, pop, soak, store, storm, timer
+from bench import access, backup, compare, curve, floor, mqtt, pop, quick, soak, store, storm, timer
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, penstock
 from bench.profile import shares_of
@@ -246,7 +246,7 @@ def test_a_tree_is_compared_with_itself_in_each_area(tmp_path: Path) -> None:
 
 
 def test_the_comparison_shows_the_ratio_of_medians_and_marks_worse_rows() -> None:
-    found = {"window_us@base": [1.0, 2.0, 9.0], "window_us@this tree": [2.1, 1.0, 3.0]}
+    found = {"window_us@base": [1.0, 2.0, 9.0], "window_us@this tree": [2.1, 1.06, 3.0]}
     found |= {"window_per_s@base": [100.0] * 3, "window_per_s@this tree": [50.0] * 3}
     console = Console(file=io.StringIO(), width=200)
     for worse_max in (3, 6):
@@ -268,6 +268,22 @@ def test_a_processor_time_below_the_resolution_of_the_clock_is_compared_too() ->
     console.print(compare.table_of("x", found, compare.AREAS["mqtt"], 3))
     assert isinstance(console.file, io.StringIO)
     assert "NO" in console.file.getvalue()
+
+
+@needs_compiler
+def test_quick_compares_with_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout of git")
+    kept = tmp_path / "kept.json"
+    monkeypatch.setattr(quick, "KEPT", kept)
+    arguments = ["--base", "HEAD", "--only", "delayed,append", "--runs", "1", "--dir", str(tmp_path)]
+    monkeypatch.setattr(quick, "WORSE_MAX", 1e6)
+    assert quick.main(arguments) == 0
+    found = orjson.loads(kept.read_bytes())
+    assert found["commit"] == quick.git("rev-parse", "HEAD").decode().strip()
+    assert found["figures"].keys() == {"delayed_us", "delayed_per_s", "append_us", "append_per_s"}
+    monkeypatch.setattr(quick, "WORSE_MAX", -100.0)
+    assert quick.main(arguments) == 1
 
 
 # --- the curve --------------------------------------------------------------------------------------------------------
