@@ -134,6 +134,9 @@ class Flag(IntEnum):
     """On MESSAGE: it has a deduplication id, which the node remembers."""
 
 
+LEVEL_MASK = 0x0F
+"""Flags of POP_CHECKPOINT, POP_INVISIBLE_CHANGED and POP_REVIVED: the level of the deliveries, see `pop.core.suspicion`."""
+
 UNROUTED = int(Flag.DELAYED | Flag.HALF)
 """Flags of a message that a later record routes."""
 

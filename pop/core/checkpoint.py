@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
+from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.store.bodies import CHECKPOINT_ENTRY
-from penstock.store.record import Flag
+from penstock.store.record import LEVEL_MASK, Flag
 
 ATTEMPT_ID_BYTES_MAX = 255
 
@@ -86,7 +87,7 @@ class Checkpoint:
         pop_ms: time of the pop, in ms since 1970.
         deadline_ms: when the invisible time is over, in ms since 1970.
         flags: `Flag.SUSPENDED` if the return of the messages doesn't count as an attempt; `Flag.RETURNED` if no consumer has
-            the messages any more.
+            the messages any more; and the level (`pop.core.suspicion`).
         body: the entries, `CHECKPOINT_ENTRY` each.
         attempt_id: of the call; empty if it gave none. Of deliveries that stay with a device, `KEEPER_MARK` and its keeper.
     """
@@ -157,6 +158,35 @@ class Checkpoint:
     def suspended(self) -> bool:
         """True if the return of the messages doesn't count as an attempt."""
         return bool(self.flags & Flag.SUSPENDED)
+
+    @property
+    def level(self) -> int:
+        """How many messages may be out together with these: see `pop.core.suspicion`."""
+        return self.flags & LEVEL_MASK
+
+    @property
+    def _is_beside_others(self) -> bool:
+        """True for one delivery of a pop that had several: the others are elsewhere."""
+        return self.count == 1 and self.level > ALONE
+
+    @property
+    def blames_one(self) -> bool:
+        """True if it is known which message was at fault when the invisible time is over.
+
+        Either it is the only open one, or a consumer has returned all of them, or a device keeps them.
+        """
+        is_only = self.level == ALONE or (self.open.bit_count() == 1 and not self._is_beside_others)
+        return is_only or bool(self.flags & Flag.RETURNED) or bool(self.keeper)
+
+    @property
+    def narrowed_level(self) -> int:
+        """The level with which the open deliveries return if one of them is suspected."""
+        return narrowed(self.level, together_max(self.level) if self._is_beside_others else self.open.bit_count())
+
+    @property
+    def level_of_extension(self) -> int:
+        """The level of deliveries that a consumer extends."""
+        return self.level or level_of(self.count)
 
     def without_entries(self) -> Checkpoint:
         """Return a copy that remembers what happened to each delivery, but not which message it was."""

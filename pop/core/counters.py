@@ -17,12 +17,15 @@ class PopCounters:
         "revive_late_ms_max",
         "revive_lateness",
         "revived",
+        "uncounted",
     )
 
     def __init__(self) -> None:
         self.handed_out = 0
         self.acked = 0
         self.revived = 0
+        self.uncounted = 0
+        """Messages that were revived without losing an attempt, because others were out with them: `pop.core.suspicion`."""
         self.dead_lettered = 0
         self.expired = 0
         """Messages that no consumer got because their time to live had passed."""

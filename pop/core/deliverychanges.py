@@ -24,10 +24,11 @@ from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.indexes import runs_of
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import NO_KEY, Parked
+from penstock.pop.core.suspicion import returned
 from penstock.store.bodies import CHANGE_ENTRY, REFERENCE, TIMER_ENTRY
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
-from penstock.store.record import POP_FIXED, Flag, Kind, Record
+from penstock.store.record import LEVEL_MASK, POP_FIXED, Flag, Kind, Record
 
 
 class DeliveryChanges:
@@ -158,7 +159,7 @@ class DeliveryChanges:
         group = self._groups.of_record(record)
         if group is None:
             return
-        uncounted = bool(record.flags & Flag.SUSPENDED)
+        uncounted, level = bool(record.flags & Flag.SUSPENDED), record.flags & LEVEL_MASK
         for position, index in REFERENCE.iter_unpack(record.body):
             checkpoint = self._checkpoints.open_delivery(record, position, index)
             if checkpoint is None:
@@ -166,8 +167,10 @@ class DeliveryChanges:
             entry = checkpoint.entry(index)
             attempts = entry.attempt - 1 if uncounted or checkpoint.suspended else entry.attempt
             offset = entry.offset if entry.source == FROM_QUEUE else 0
-            if group.order is None or not group.order.put_back(offset, entry.position, entry.size, attempts):
-                self._queues.append_to(group.retry, entry.position, entry.size, attempts)
+            if group.order is None or not group.order.put_back(
+                Parked(offset, entry.position, entry.size, NO_KEY, attempts, level)
+            ):
+                self._queues.append_to(group.retry, entry.position, entry.size, returned(attempts, level))
             self._checkpoints.close(checkpoint, 1 << index)
             group.in_flight -= 1
         if group.order is not None:

@@ -48,6 +48,7 @@ class ConsumerGroup:
     __slots__ = (
         "account",
         "ahead",
+        "alone",
         "attempt_ids",
         "attempts_max",
         "backoff",
@@ -111,6 +112,8 @@ class ConsumerGroup:
         self.retry_scanned = 0
         self.in_flight = 0
         self.delayed = 0
+        self.alone = 0
+        """Number of deliveries that consumers have at the level `ALONE` (`pop.core.suspicion`)."""
         self.dead_letter_count = 0
         """Number of its dead letters that were not redriven."""
         self.expected = 0

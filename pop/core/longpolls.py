@@ -164,12 +164,12 @@ class LongPolls:
             unsynced.add(caller, result.size)
             poll.future.set_result(result)
 
-    def requeue(self, checkpoint: Checkpoint) -> None:
-        """Make the messages of open deliveries visible at once, because they never reached their consumer.
+    def requeue(self, checkpoint: Checkpoint, *, suspected: bool = False) -> None:
+        """Make the messages of open deliveries visible at once, because their consumer is gone or has never got them.
 
-        This doesn't count as an attempt.
+        This doesn't count as an attempt. `suspected` as for `Popper.requeue`.
         """
-        group = self._popper.requeue(checkpoint)
+        group = self._popper.requeue(checkpoint, suspected=suspected)
         if group is not None:
             self.serve(group)
 

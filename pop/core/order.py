@@ -10,7 +10,7 @@ several messages of one key, those after a failed one may return first. A key th
 A locked or parked message takes about 300 bytes of memory. `PARKED_MAX` bounds the number of parked messages.
 
 Rows of the index: key b"O", group id u32 big-endian, position u64 big-endian; value locked u8, key u32, offset u64, size u32,
-attempts u16. Rows of earlier versions have no attempts.
+attempts u16, level u8 (`pop.core.suspicion`). Rows of earlier versions have no level, or neither.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ NO_KEY = 0
 
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
-_ROW = Struct("<BIQIH")
-_ROW_BEFORE = Struct("<BIQI")
+_ROW = Struct("<BIQIHB")
+_MISSING = {Struct("<BIQIH").size: b"\0", Struct("<BIQI").size: b"\0\0\0"}
+"""What rows of earlier versions lack, by their size."""
 
 
 class Parked(NamedTuple):
-    """A message that waits for its turn: its offset in the group's queue, its record, its key, and the attempts it had."""
+    """A message that waits: its offset in the group's queue, its record, its key, and the attempts it had and its level."""
 
     offset: int
     position: int
     size: int
     key: int
     attempts: int = 0
+    level: int = 0
 
 
 def order_key(data: bytes) -> int:
@@ -145,16 +147,16 @@ class FifoOrder:
         self._changed.add(position)
         self._release(key)
 
-    def put_back(self, offset: int, position: int, size: int, attempts: int) -> bool:
-        """Note that a message that was handed out returns: it waits before all later messages of its key.
+    def put_back(self, message: Parked) -> bool:
+        """Note that a message that was handed out returns: it waits before all later messages of its key, which is known.
 
         Return False if the message locks no key, so that it waits for nothing.
         """
-        key = self._locked.pop(position, None)
+        key = self._locked.pop(message.position, None)
         if key is None:
             return False
         self._release(key)
-        self.park(Parked(offset, position, size, key, attempts))
+        self.park(message._replace(key=key))
         return True
 
     def _release(self, key: int) -> None:
@@ -183,7 +185,7 @@ class FifoOrder:
             key = self._locked.get(position)
             parked = self._parked.get(position)
             if key is not None:
-                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(1, key, 0, 0, 0))
+                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(1, key, 0, 0, 0, 0))
             elif parked is not None:
                 batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _parked_row(parked))
             elif position in self._saved:
@@ -197,23 +199,24 @@ class FifoOrder:
 
     def load(self, index: Index, group_id: int) -> None:
         """Read the rows of a group."""
-        for position, (is_locked, key, offset, size, attempts) in sorted(_rows(index, group_id), key=lambda row: row[1][2:]):
+        for position, (is_locked, key, offset, size, attempts, level) in sorted(
+            _rows(index, group_id), key=lambda row: row[1][2:]
+        ):
             if is_locked:
                 self.lock(position, key)
             else:
-                self.park(Parked(offset, position, size, key, attempts))
+                self.park(Parked(offset, position, size, key, attempts, level))
             self._saved.add(position)
         self._changed.clear()
 
 
 def _parked_row(parked: Parked) -> bytes:
-    return _ROW.pack(0, parked.key, parked.offset, parked.size, parked.attempts)
+    return _ROW.pack(0, parked.key, parked.offset, parked.size, parked.attempts, parked.level)
 
 
-def _rows(index: Index, group_id: int) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
+def _rows(index: Index, group_id: int) -> Iterator[tuple[int, tuple[int, int, int, int, int, int]]]:
     for key, value in index.rows(_PREFIX.pack(KeySpace.ORDER, group_id)):
-        fields = _ROW.unpack(value) if len(value) == _ROW.size else (*_ROW_BEFORE.unpack(value), 0)
-        yield _KEY.unpack(key)[2], fields
+        yield _KEY.unpack(key)[2], _ROW.unpack(value + _MISSING.get(len(value), b""))
 
 
 def delete_order(batch: Batch, group_id: int) -> None:

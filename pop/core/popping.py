@@ -15,6 +15,7 @@ from penstock.pop.core.poptraces import NO_PROPERTIES_LEN, PopTraces
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.selection import Selection, select
 from penstock.pop.core.state import PopState
+from penstock.pop.core.suspicion import ALONE
 from penstock.pop.errors import GroupUnknown, RequestInvalid
 from penstock.store.bodies import REFERENCE
 from penstock.store.commitlog import dense_until
@@ -92,17 +93,22 @@ class Popper:
                 break
         return result
 
-    def requeue(self, checkpoint: Checkpoint) -> ConsumerGroup | None:
+    def requeue(self, checkpoint: Checkpoint, *, suspected: bool = False) -> ConsumerGroup | None:
         """Make the messages of open deliveries visible at once; return their group. This doesn't count as an attempt.
+
+        If they are suspected to have ended their consumer, they return with a lower level (`pop.core.suspicion`). One that was
+        out alone stays out until its time is over, and then its attempt counts.
 
         Return None if no delivery is open, or the disk is full.
         """
         references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
-        if not references:
+        if not references or (suspected and checkpoint.level == ALONE):
             return None
         group = self._state.groups_by_id[checkpoint.group_id]
+        level = checkpoint.narrowed_level if suspected else checkpoint.level
         try:
-            self._records.append_requeued(group, references)
+            self._records.append_requeued(group, references, level)
+            self._counters.uncounted += len(references) if suspected else 0
         except DiskFull:
             return None  # the messages become visible again when their invisible time is over
         return group
@@ -130,7 +136,13 @@ class Popper:
         properties = orjson.dumps(noted) if noted else b""
         try:
             position = self._records.append(
-                Kind.POP_CHECKPOINT, group.id, group.name, selection.body(), deadline_ms=deadline_ms, properties=properties
+                Kind.POP_CHECKPOINT,
+                group.id,
+                group.name,
+                selection.body(),
+                deadline_ms=deadline_ms,
+                flags=selection.level,
+                properties=properties,
             )
         except DiskFull:
             return None

@@ -11,7 +11,7 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.properties import decode_properties
 from penstock.store.recent import RecentIds
-from penstock.store.record import PROPS_LEN_AT, STORE_MS_AT, Flag, Kind, split
+from penstock.store.record import LEVEL_MASK, PROPS_LEN_AT, STORE_MS_AT, Flag, Kind, split
 from penstock.tracing.context import TRACEPARENT, TraceContext, sampled_context
 from penstock.tracing.traces import AttributeValue, SpanKind, Traces, TraceSpan
 
@@ -124,7 +124,7 @@ class PopTraces:
         elif (found := _SETTLING.get(kind)) is not None:
             operation, kind_of_span = found
             if kind is Kind.POP_REVIVED:
-                operation = "requeue" if flags & Flag.SUSPENDED else "expire"
+                operation = "requeue" if flags & Flag.SUSPENDED and not flags & LEVEL_MASK else "expire"
             for checkpoint, index in REFERENCE.iter_unpack(body):
                 delivery = self._open.take(delivery_id(checkpoint, index))
                 if delivery is not None:

@@ -64,9 +64,12 @@ class GroupRecords:
             self.append(kind, group.id, group.name, body, flags=flags, properties=properties)
             properties = b"" if kind is Kind.GROUP_OFFSET_RESET else properties
 
-    def append_requeued(self, group: ConsumerGroup, references: list[bytes]) -> None:
-        """Make the messages of deliveries visible at once. This doesn't count as an attempt."""
-        self.append_references(Kind.POP_REVIVED, group, references, flags=Flag.SUSPENDED)
+    def append_requeued(self, group: ConsumerGroup, references: list[bytes], level: int = 0) -> None:
+        """Make the messages of deliveries visible at once. This doesn't count as an attempt.
+
+        `level` is that of their next pop: see `pop.core.suspicion`.
+        """
+        self.append_references(Kind.POP_REVIVED, group, references, flags=Flag.SUSPENDED | level)
         self._counters.revived += len(references)
 
     def append_dead_letters(self, group: ConsumerGroup, references: list[bytes], reason: Reason, detail: str = "") -> None:

@@ -1,4 +1,8 @@
-"""Revival: what happens to messages whose invisible time is over before they were acknowledged."""
+"""Revival: what happens to messages whose invisible time is over before they were acknowledged.
+
+If it is known which message was at fault, the attempt counts, and the message waits for its back-off. Otherwise all return at
+once and uncounted: see `pop.core.suspicion`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
+from penstock.pop.core.suspicion import ALONE
 from penstock.store.bodies import REFERENCE
 from penstock.store.record import Kind
 
@@ -54,7 +59,9 @@ class Revival:
             DiskFull: the disk had no room for all records. `Deadlines` calls again with the same checkpoints.
         """
         now_ms = self._now_ms()
-        revived: dict[int, list[bytes]] = {}
+        revived: dict[tuple[int, int], list[bytes]] = {}
+        """References by group and level."""
+        uncounted: dict[tuple[int, int], list[bytes]] = {}
         dead: dict[int, list[bytes]] = {}
         later: list[tuple[int, Checkpoint]] = []
         late_ms: list[int] = []
@@ -66,6 +73,12 @@ class Revival:
                 continue
             room -= checkpoint.open.bit_count()
             again_ms = 0
+            if not (checkpoint.suspended or checkpoint.blames_one):
+                pack = REFERENCE.pack
+                references = uncounted.setdefault((checkpoint.group_id, checkpoint.narrowed_level), [])
+                references += [pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
+                late_ms += [now_ms - checkpoint.deadline_ms] * checkpoint.open.bit_count()
+                continue
             for index in checkpoint.open_indexes():
                 position, _, _, attempt, _, _ = checkpoint.entry(index)
                 counts = not checkpoint.suspended
@@ -76,15 +89,23 @@ class Revival:
                 if due_ms > now_ms:
                     again_ms = min(again_ms or due_ms, due_ms)
                     continue
-                ended = dead if is_last else revived
-                ended.setdefault(checkpoint.group_id, []).append(REFERENCE.pack(checkpoint.position, index))
+                reference = REFERENCE.pack(checkpoint.position, index)
+                if is_last:
+                    dead.setdefault(checkpoint.group_id, []).append(reference)
+                else:
+                    level = ALONE if counts and checkpoint.level else 0
+                    revived.setdefault((checkpoint.group_id, level), []).append(reference)
                 late_ms.append(now_ms - due_ms)
             if again_ms:
                 later.append((again_ms, checkpoint))
-        for group_id, references in revived.items():
-            group = self._state.groups_by_id[group_id]
-            self._records.append_references(Kind.POP_REVIVED, group, references)
+        for (group_id, level), references in revived.items():
+            self._records.append_references(Kind.POP_REVIVED, self._state.groups_by_id[group_id], references, flags=level)
             self._counters.revived += len(references)
+        for (group_id, level), references in uncounted.items():
+            self._records.append_requeued(self._state.groups_by_id[group_id], references, level)
+            self._counters.uncounted += len(references)
+        for group_id in {group_id for group_id, _ in (*revived, *uncounted)}:
+            group = self._state.groups_by_id[group_id]
             if group.order is not None:
                 self._serve(group)  # its messages return to their message groups, and to no queue that polls watch
         for group_id, references in dead.items():

@@ -9,7 +9,6 @@ turn later without another scan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from penstock.pop.core.deadletters import DeadLetters
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import NO_KEY, PARKED_MAX, FifoOrder, Parked, order_key
+from penstock.pop.core.suspicion import ALONE, lowest, together_max
 from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import entries_array
@@ -77,6 +77,8 @@ class Scan:
         """How many messages of each key may still be found. The keys are locked as soon as the messages are handed out."""
         self.found: list[Found] = []
         self.parked: list[Parked] = []
+        self.level = 0
+        """The lowest level of what it has found, which bounds how much it finds: see `pop.core.suspicion`."""
         self.records: dict[int, bytes | None] = {}
         """Records that were read, by position."""
         self.offset = group.scanned
@@ -91,10 +93,10 @@ class Scan:
         """Find up to `room` messages."""
         order = self._group.order
         if order is not None:
-            self._find_ready(order, room)
+            room = self._find_ready(order, room)
         bytes_left = RESPONSE_BYTES - sum(found.size for found in self.found)
         for offset, position, size, until in self._candidates(room):
-            if len(self.found) == room or bytes_left <= 0 or self._inspected >= SCAN_READS_MAX:
+            if len(self.found) >= room or bytes_left <= 0 or self._inspected >= SCAN_READS_MAX:
                 return
             if order is not None and order.parked + len(self.parked) >= PARKED_MAX:
                 return
@@ -103,15 +105,29 @@ class Scan:
             if self._is_wanted(position, size, offset, until) and self._find_or_park(order, position, size, offset):
                 bytes_left -= size
 
-    def _find_ready(self, order: FifoOrder, room: int) -> None:
-        """Find parked messages of the ready keys: the next ones of each key, in order."""
-        for key in islice(order.ready, room):
-            taken = order.waiting(key, min(self._in_order_max, room - len(self.found)))
-            if not taken:
-                return
-            # What the scan finds of this key comes after all parked messages of the key.
-            self._found_keys[key] = 0 if order.has_more(key, len(taken)) else self._in_order_max - len(taken)
-            self.found += [Found(each.position, each.offset, each.size, key, True, each.attempts) for each in taken]
+    def _find_ready(self, order: FifoOrder, room: int) -> int:
+        """Find parked messages of the ready keys: the next ones of each key, in order. Return how many to find in all."""
+        for key in order.ready:
+            if len(self.found) >= room:
+                break
+            taken: list[Parked] = []
+            for each in order.waiting(key, min(self._in_order_max, room - len(self.found))):
+                bound = self._bound(each.level, room)
+                if len(self.found) + len(taken) >= bound:
+                    break
+                room, self.level = bound, lowest(self.level, each.level)
+                taken.append(each)
+            if taken:
+                # What the scan finds of this key comes after all parked messages of the key.
+                self._found_keys[key] = 0 if order.has_more(key, len(taken)) else self._in_order_max - len(taken)
+                self.found += [Found(each.position, each.offset, each.size, key, True, each.attempts) for each in taken]
+        return room
+
+    def _bound(self, level: int, room: int) -> int:
+        """Return how many messages a pop with a message of a level may have; 0 if the message has to wait."""
+        if not level:
+            return room
+        return 0 if level == ALONE and self._group.alone else min(room, together_max(level))
 
     def _candidates(self, room: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield offset, position and size of the entries that the hash of their tag doesn't exclude; skip the others.

@@ -17,6 +17,7 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import NO_KEY, Parked
 from penstock.pop.core.scan import RESPONSE_BYTES, SCAN_ENTRIES, Scan
 from penstock.pop.core.state import PopState
+from penstock.pop.core.suspicion import ALONE, attempts_and_level, lowest, together_max
 from penstock.store.bodies import CHECKPOINT_ENTRY, backoff_code
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
 from penstock.store.store import Store
@@ -44,6 +45,7 @@ class Selection:
         must_note: a record must be written even without entries.
         scanned: offset up to which the group has inspected its queue.
         records: records that were read on the way, by position.
+        level: the lowest level of the messages (`pop.core.suspicion`).
     """
 
     entries: Entries
@@ -51,6 +53,7 @@ class Selection:
     must_note: bool = False
     scanned: int = 0
     records: dict[int, bytes | None] = field(default_factory=dict)
+    level: int = 0
 
     def body(self) -> bytes:
         """Return the entries as the body of a checkpoint record."""
@@ -70,18 +73,23 @@ def select(group: ConsumerGroup, room: int, state: PopState, store: Store, read:
         retries = min(retries, max(share, room - new))
         group.retry_turn = not group.retry_turn
     retries = min(retries, room)
+    back, level = _retries(group, retries)
+    if level and new > 0 and not retries_first:
+        back, level = [], 0  # It is the turn of new messages, and only few may be out with these.
     if group.is_selective:
-        back = _retries(group, retries)
         scan = Scan(group, state.dead_letters, store, read, in_order_max)
-        return _select_by_scan(group, scan, state.mended, back, room - len(back), retries_first)
-    fresh = _new(group, room - retries, store)
-    back = _retries(group, min(group.visible_retries, room - len(fresh)))  # there may be fewer new messages than was thought
+        return _select_by_scan(group, scan, state.mended, back, level, 0 if level else room - len(back), retries_first)
+    fresh = [] if level else _new(group, room - len(back), store)
+    if not level and len(back) < min(group.visible_retries, room - len(fresh)):  # there are fewer new messages than was thought
+        more, level_of_more = _retries(group, min(group.visible_retries, room - len(fresh)))
+        if not (fresh and level_of_more):
+            back, level = more, level_of_more
     entries = _fitting(group, back, fresh, retries_first)
     if not state.mended:
-        return Selection(entries)
+        return Selection(entries, level=level)
     # The group may have passed messages that retention has dropped. Without a cursor the gap would pass for a lost checkpoint.
     passed = max((offset + 1 for _, offset, _, _, source, _ in entries if source == FROM_QUEUE), default=group.scanned)
-    return Selection(entries, {"cursor": passed, "mended": state.mended})
+    return Selection(entries, {"cursor": passed, "mended": state.mended}, level=level)
 
 
 def _fitting(group: ConsumerGroup, back: Entries, new: Entries, retries_first: bool) -> Entries:
@@ -139,9 +147,10 @@ def _read(group: ConsumerGroup, offset: int, count: int) -> tuple[int, bytes]:
     return first + at // ENTRY_BYTES, found
 
 
-def _retries(group: ConsumerGroup, count: int) -> Entries:
-    """Return the next `count` messages of the retry queue."""
+def _retries(group: ConsumerGroup, count: int) -> tuple[Entries, int]:
+    """Return the next messages of the retry queue, up to `count` or as many as may be out together, and their lowest level."""
     entries: Entries = []
+    lowest_level = 0
     offset = max(group.retry_cursor, group.retry_scanned)
     while len(entries) < count:
         first, found = group.retry.read_from(offset, count - len(entries))
@@ -150,19 +159,29 @@ def _retries(group: ConsumerGroup, count: int) -> Entries:
                 # What is left was trimmed, because it can't be read. The cursor stays, since it is what the log says.
                 group.retry_scanned = max(offset, first)
             break
-        rows = enumerate(ENTRY.iter_unpack(found), first)
-        entries += [(position, at, size, attempts + 1, FROM_RETRY, 0) for at, (position, size, attempts) in rows]
+        for at, (position, size, aux) in enumerate(ENTRY.iter_unpack(found), first):
+            attempts, level = attempts_and_level(aux)
+            if level:
+                count = 0 if level == ALONE and group.alone else min(count, together_max(level))
+            if len(entries) >= count:
+                return entries, lowest_level
+            lowest_level = lowest(lowest_level, level)
+            entries.append((position, at, size, attempts + 1, FROM_RETRY, 0))
         offset = entries[-1][1] + 1
-    return entries
+    return entries, lowest_level
 
 
-def _select_by_scan(group: ConsumerGroup, scan: Scan, mended: int, back: Entries, room: int, retries_first: bool) -> Selection:
-    """Select the messages that a scan finds, and the retries `back`."""
+def _select_by_scan(
+    group: ConsumerGroup, scan: Scan, mended: int, back: Entries, level: int, room: int, retries_first: bool
+) -> Selection:
+    """Select the messages that a scan finds, and the retries `back`, whose lowest level is `level`."""
     if room > 0:
         scan.run(room)
+    if scan.level:
+        back = []  # Only few may be out with what was found.
     if not scan.found and not back:
         # It was the turn of new messages, but none is wanted or free. Perhaps they wait for a message in the retry queue.
-        back = _retries(group, min(group.visible_retries, room))
+        back, level = _retries(group, min(group.visible_retries, room))
     new: Entries = [(each.position, each.offset, each.size, each.attempts + 1, FROM_QUEUE, 0) for each in scan.found]
     selected = _fitting(group, back, new, retries_first)
     positions = {position for position, _, _, _, source, _ in selected if source == FROM_QUEUE}
@@ -181,4 +200,4 @@ def _select_by_scan(group: ConsumerGroup, scan: Scan, mended: int, back: Entries
         if scan.parked:
             noted["parked"] = [list(parked[:4]) for parked in sorted(scan.parked)]  # none of them had an attempt
     must_note = bool(scan.parked) or scanned - group.cursor >= PASSED_MAX
-    return Selection(selected, noted, must_note, scanned, scan.records)
+    return Selection(selected, noted, must_note, scanned, scan.records, lowest(level, scan.level))

@@ -52,7 +52,7 @@ class Settlement:
             DiskFull: the disk had no room for all records. Try again with all deliveries.
         """
         now_ms, checkpoints, pack = self._now_ms(), self._state.checkpoints, REFERENCE.pack
-        by_group: dict[int, list[bytes]] = {}
+        by_group: dict[tuple[int, int], list[bytes]] = {}
         last, open_bits = -1, 0
         references: list[bytes] = []
         for delivery in dict.fromkeys(deliveries):
@@ -63,17 +63,18 @@ class Settlement:
                 open_bits = 0
                 if checkpoint is not None and now_ms < checkpoint.deadline_ms:
                     open_bits = checkpoint.open
-                    references = by_group.setdefault(checkpoint.group_id, [])
+                    level = checkpoint.level if kind is Kind.POP_REVIVED else 0
+                    references = by_group.setdefault((checkpoint.group_id, level), [])
             if open_bits >> index & 1:
                 references.append(pack(position, index))
-        for group_id, references in by_group.items():
+        for (group_id, level), references in by_group.items():
             group = self._state.groups_by_id[group_id]
             if not references:
                 continue
             if kind is Kind.POP_DEAD_LETTER:
                 self._records.append_dead_letters(group, references, Reason.FORWARDED)
             elif kind is Kind.POP_REVIVED:
-                self._records.append_requeued(group, references)
+                self._records.append_requeued(group, references, level)
             else:
                 assert kind is Kind.POP_ACK, kind
                 for position, count in Counter(REFERENCE.unpack(reference)[0] for reference in references).items():

@@ -70,7 +70,9 @@ class Visibility:
                 assert delivery is not None
                 named.add((delivery.checkpoint, delivery.index))
                 flags = (Flag.RETURNED if change.returns else 0) | (Flag.SUSPENDED if change.suspend else 0)
-                key = (delivery.group_id, change.invisible_ms, flags)
+                # A consumer that returns a message has survived it.
+                level = 0 if flags else self._state.checkpoints[delivery.checkpoint].level_of_extension
+                key = (delivery.group_id, change.invisible_ms, flags | level)
                 by_record.setdefault(key, []).append((at, delivery))
         for (group_id, invisible_ms, flags), changed in by_record.items():
             pairs = [(delivery.checkpoint, delivery.index) for _, delivery in changed]
@@ -78,7 +80,7 @@ class Visibility:
             fresh = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, group_id, checkpoint.count)
             for (at, _), handle in zip(changed, fresh, strict=True):
                 outcomes[at] = (AckOutcome.OK, handle)
-            if flags:
+            if checkpoint.waits:
                 self._serve(self._state.groups_by_id[group_id])  # what waits doesn't count against the in-flight limit
         return outcomes
 
@@ -101,6 +103,7 @@ class Visibility:
         if not moved:
             return deliveries
         checkpoint = self._append_change(group.id, invisible_ms, 0, list(moved.values()), keeper)
+        self._serve(group)  # what a device keeps is not out alone any more (`pop.core.suspicion`)
         first = delivery_id(checkpoint.position)
         fresh = dict(zip(moved, range(first, first + len(moved)), strict=True))
         return [fresh.get(delivery, delivery) for delivery in deliveries]

@@ -46,7 +46,7 @@ class ConsumeMethods:
 
     async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest], context: Context) -> AsyncGenerator[bytes, None]:
         stream: ConsumeStream | None = None
-        give_back = False
+        give_back, is_broken = False, True
         reader: asyncio.Task[None] | None = None
         note_call(context)
         try:
@@ -81,11 +81,12 @@ class ConsumeMethods:
                     yield serialize(self._encode(item))
                 else:
                     self._core.requeue(item.checkpoint)
+            is_broken = False
         finally:
             if reader is not None:
                 reader.cancel()
             if stream is not None:
-                stream.end(give_back=give_back)
+                stream.end(give_back=give_back, is_broken=is_broken)
 
     def _open(self, request: pb.ConsumeOpen) -> ConsumeStream:
         options = self._options

@@ -283,8 +283,11 @@ class ConsumeStream:
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
-    def end(self, *, give_back: bool) -> None:
-        """Pop no more. Messages that were not sent are requeued; with `give_back`, so are those of all open deliveries."""
+    def end(self, *, give_back: bool, is_broken: bool) -> None:
+        """Pop no more. Messages that were not sent are requeued; with `give_back`, so are those of all open deliveries.
+
+        If the stream is broken, one of these may have ended the consumer.
+        """
         self._ended = True
         self._room.set()
         if self._timer is not None:
@@ -295,13 +298,12 @@ class ConsumeStream:
             if poll.future.done() and not poll.future.cancelled() and poll.future.exception() is None:
                 self._core.requeue(poll.future.result().checkpoint)
             poll.future.remove_done_callback(self._arrived)
+        for item in self.outbox:
+            if isinstance(item, PopResult):
+                self._core.requeue(item.checkpoint)
         if give_back:
             for checkpoint in self._checkpoints.values():
-                self._core.requeue(checkpoint)
-        else:
-            for item in self.outbox:
-                if isinstance(item, PopResult):
-                    self._core.requeue(item.checkpoint)
+                self._core.requeue(checkpoint, suspected=is_broken)
         self.outbox.clear()
 
 

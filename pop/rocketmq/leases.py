@@ -86,10 +86,10 @@ class Leases:
     def _return(self, checkpoint: Checkpoint, *, counts: bool) -> None:
         """Return the deliveries of a checkpoint.
 
-        If the client vanished without announcing its end, they count as attempts, because a message may have killed it.
+        If the client vanished without announcing its end, a message may have killed it: an attempt counts if it is known which.
         """
-        if not counts:
-            self._core.requeue(checkpoint)
+        if not (counts and checkpoint.blames_one):
+            self._core.requeue(checkpoint, suspected=counts)
             return
         group = self._group_with_id(checkpoint.group_id)
         assert group is not None  # A group that is deleted has no checkpoints.

@@ -18,11 +18,6 @@ def restarted(parts: Parts, keep_index: bool | None) -> Parts:
     return parts if keep_index is None else parts.after_crash("restarted", keep_index=keep_index)
 
 
-def nack_all(parts: Parts, delay_ms: int = 0, count: int = 100) -> None:
-    for message in parts.pop(count):
-        parts.change(message.handle, delay_ms, nack=True)
-
-
 def bodies(parts: Parts, count: int = 100) -> list[bytes]:
     return [message.body for message in parts.pop(count)]
 
@@ -32,7 +27,7 @@ def test_by_default_an_outage_of_twenty_minutes_costs_no_message_its_attempts(tm
     parts = Parts(tmp_path / "data", waits_by_default=True)
     parts.publish(b"a")
     for _ in range(600):
-        nack_all(parts)
+        parts.fail()
         parts.advance(2_000)
     assert parts.group().dead_letter_count == 0
     parts.close()
@@ -41,7 +36,7 @@ def test_by_default_an_outage_of_twenty_minutes_costs_no_message_its_attempts(tm
 def test_by_default_messages_that_failed_together_return_apart(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "data", waits_by_default=True)
     parts.publish(*(b"%d" % number for number in range(100)))
-    nack_all(parts)
+    parts.fail()
     found = []
     for _ in range(10):
         parts.advance(100)
@@ -83,7 +78,8 @@ def test_messages_that_wait_to_return_do_not_stop_their_group(parts: Parts, how:
     parts.create(in_flight_max=10, backoff=(HOUR_MS,) if "back-off" in how else ())
     parts.publish(*(b"%d" % number for number in range(30)))
     if how == "back-off after the deadline":
-        parts.pop()
+        while parts.pop(1):
+            pass
         parts.advance(10_000)
     else:
         for message in parts.pop():
@@ -116,7 +112,7 @@ def test_what_a_consumer_extends_still_counts(parts: Parts, keep_index: bool | N
 def test_messages_that_wait_have_a_limit_of_their_own(tmp_path: Path, keep_index: bool | None) -> None:
     parts = Parts(tmp_path / "data", pop=PopOptions(delayed_max=3))
     parts.publish(*(b"%d" % number for number in range(8)))
-    nack_all(parts, HOUR_MS, 3)
+    parts.fail(3, HOUR_MS)
     parts = restarted(parts, keep_index)
     assert bodies(parts) == []
     parts.advance(HOUR_MS)

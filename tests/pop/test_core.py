@@ -36,8 +36,7 @@ def tuned(tmp_path: Path, *, timer: TimerOptions | None = None, store: StoreOpti
 
 def test_a_message_handed_out_is_invisible_until_its_time_is_over(parts: Parts) -> None:
     parts.publish(b"a", b"b")
-    assert bodies_of(parts) == [b"a", b"b"]
-    assert bodies_of(parts) == []
+    assert [bodies_of(parts, 1) for _ in range(3)] == [[b"a"], [b"b"], []]
     parts.advance(9_999)
     assert bodies_of(parts) == []
     parts.advance(1)
@@ -195,8 +194,9 @@ def test_ten_messages_that_fail_twice_each_are_twenty_retries_and_ten_successes(
                 assert parts.ack(message.handle) == [AckOutcome.OK]
                 succeeded.append(message.body)
             else:
+                parts.change(message.handle, 0)
                 retries += 1
-        parts.advance(10_000)
+        parts.settle()
     assert sorted(succeeded) == [b"%d" % n for n in range(10)]
     assert (retries, parts.core.counters.revived) == (20, 20)
 
@@ -457,8 +457,7 @@ def test_at_the_in_flight_limit_a_group_gets_nothing_until_it_acknowledges(tmp_p
 @pytest.mark.parametrize("room", [1, 2, 3, 10])
 def test_retries_and_new_messages_are_served_in_turn(parts: Parts, room: int) -> None:
     parts.publish(*([b"retry"] * 30))
-    parts.pop(30)
-    parts.advance(10_000)
+    parts.fail()
     parts.publish(*([b"new"] * 30))
     served = [message.body for _ in range(20 // room) for message in parts.pop(room)]
     assert abs(served.count(b"new") - served.count(b"retry")) <= 1

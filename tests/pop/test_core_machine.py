@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.pop.core.admin import ResetTo
-from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
+from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.pop.options import PopOptions
 from penstock.store.lightqueue import ROW_ENTRIES
 from penstock.store.options import KIB, StoreOptions
@@ -33,14 +35,21 @@ TOPICS = {"plant/1/temperature": ("billing", "audit"), "plant/1/pressure": ("bil
 
 @dataclass
 class Delivery:
-    """A message in flight."""
+    """A message in flight; the number, the size and the level of the pop or change that it is out with."""
 
     position: int
     deadline_ms: int
+    number: int
+    size: int
+    level: int = 0
+    returned: bool = False
     suspended: bool = False
 
     def back_ms(self, failed: int) -> int:
-        """Return when the message becomes visible again or a dead letter, which is at once if this was its last attempt."""
+        """Return when the message becomes visible again or a dead letter, if it is known to be at fault.
+
+        This is at once if this was its last attempt.
+        """
         is_last = failed + 1 >= ATTEMPTS_MAX
         return self.deadline_ms + (0 if self.suspended or is_last else BACKOFF_MS)
 
@@ -51,6 +60,7 @@ class Model:
 
     visible: dict[int, int] = field(default_factory=dict)  # failed attempts by position
     new: set[int] = field(default_factory=set)  # positions of visible messages that were never handed out
+    levels: dict[int, int] = field(default_factory=dict)  # of the visible messages that have one, by position
     out: dict[str, Delivery] = field(default_factory=dict)  # by handle
     failed: dict[int, int] = field(default_factory=dict)  # failed attempts of messages in flight, by position
     acked: set[int] = field(default_factory=set)
@@ -60,17 +70,45 @@ class Model:
     paused: bool = False
     void: list[str] = field(default_factory=list)
 
+    def is_alone_out(self, now_ms: int) -> bool:
+        return any(each.level == ALONE and each.deadline_ms > now_ms for each in self.out.values())
+
+    def check_short_pop(self, popped: int, level: int, wanted: int, alone_is_out: bool) -> None:
+        """Check that a pop found less than `wanted` because of the levels of what is left, or because nothing is left.
+
+        A retry that may be out only with fewer messages stops those after it. New messages stop only for retries with a level.
+        """
+        if level:
+            wanted = min(wanted, together_max(level))
+        if popped >= wanted:
+            return
+        assert level or not self.new, "no level stops new messages"
+        if self.visible.keys() - self.new:
+            waits_alone = alone_is_out and ALONE in self.levels.values()
+            stopping = waits_alone or any(together_max(level) <= popped for level in self.levels.values())
+            assert stopping or (not level and popped and self.levels), "a retry that nothing stops"
+
     def expire(self, now_ms: int) -> None:
-        for handle, delivery in list(self.out.items()):
-            if delivery.back_ms(self.failed[delivery.position]) > now_ms:
+        due = [handle for handle, each in self.out.items() if each.deadline_ms <= now_ms]
+        together = Counter(self.out[handle].number for handle in due)
+        for handle in due:
+            delivery, failed = self.out[handle], self.failed[self.out[handle].position]
+            level, count = delivery.level, together[delivery.number]
+            is_beside_others = delivery.size == 1 and level > ALONE
+            is_counted = delivery.returned or level == ALONE or (count == 1 and not is_beside_others)
+            if is_counted and delivery.back_ms(failed) > now_ms:
                 continue
-            del self.out[handle]
+            del self.out[handle], self.failed[delivery.position]
             self.void.append(handle)
-            failed = self.failed.pop(delivery.position) + (0 if delivery.suspended else 1)
-            if failed >= ATTEMPTS_MAX and not delivery.suspended:
+            failed += is_counted and not delivery.suspended
+            if failed >= ATTEMPTS_MAX:
                 self.dead.add(delivery.position)
-            else:
-                self.visible[delivery.position] = failed
+                continue
+            self.visible[delivery.position] = failed
+            if not is_counted:
+                self.levels[delivery.position] = level - 1 if is_beside_others else narrowed(level, count)
+            elif level:
+                self.levels[delivery.position] = ALONE
 
 
 groups = st.sampled_from(sorted(FILTERS))
@@ -81,7 +119,7 @@ class PopMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.directory = tempfile.TemporaryDirectory()
-        self.crashes = 0
+        self.crashes = self.numbers = 0
         self.published: dict[str, set[int]] = {name: set() for name in FILTERS}
         self.models = {name: Model() for name in FILTERS}
         self.parts = Parts(
@@ -98,10 +136,17 @@ class PopMachine(RuleBasedStateMachine):
     def now_ms(self) -> int:
         return self.parts.clock.now_ms()
 
+    def next_number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
     def draw_handle(self, data: st.DataObject, name: str) -> str | None:
         """Return the handle of a delivery whose invisible time is not over."""
-        open_handles = sorted(h for h, delivery in self.models[name].out.items() if delivery.deadline_ms > self.now_ms())
+        open_handles = self.open_handles(name)
         return data.draw(st.sampled_from(open_handles)) if open_handles else None
+
+    def open_handles(self, name: str) -> list[str]:
+        return sorted(handle for handle, each in self.models[name].out.items() if each.deadline_ms > self.now_ms())
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -115,17 +160,32 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(name=groups, messages_max=st.integers(1, 6), invisible_ms=st.sampled_from([1, 1_000, 60_000, 150_000]))
     def pop(self, name: str, messages_max: int, invisible_ms: int) -> None:
+        self.popped(name, messages_max, invisible_ms)
+
+    def popped(self, name: str, messages_max: int, invisible_ms: int) -> list[str]:
+        """Pop, and return the handles."""
         model = self.models[name]
+        has_new = self.parts.group(name, FILTERS[name]).visible_new > 0  # retries have half of the room then
+        alone_is_out = model.is_alone_out(self.now_ms())
         messages = self.parts.pop(messages_max, invisible_ms, group=name, topic_filter=FILTERS[name])
-        assert len(messages) == (0 if model.paused else min(messages_max, len(model.visible)))
+        assert len(messages) <= (0 if model.paused else min(messages_max, len(model.visible)))
+        levels = [model.levels.pop(message.position, 0) for message in messages]
+        level, number = min(filter(None, levels), default=0), self.next_number()
+        assert not level or len(messages) <= together_max(level)
+        assert level != ALONE or not alone_is_out
         for message in messages:
             assert message.position in model.visible, "handed out while it is out, acknowledged, or dead"
             failed = model.visible.pop(message.position)
             model.new.discard(message.position)
             assert message.attempt == failed + 1
             assert message.handle not in model.out
-            model.out[message.handle] = Delivery(message.position, self.now_ms() + invisible_ms)
+            model.out[message.handle] = Delivery(message.position, self.now_ms() + invisible_ms, number, len(messages), level)
             model.failed[message.position] = failed
+        if not model.paused:
+            model.check_short_pop(
+                len(messages), level, (messages_max + 1) // 2 if level and has_new else messages_max, alone_is_out
+            )
+        return [message.handle for message in messages]
 
     @rule(name=groups, data=st.data())
     def ack(self, name: str, data: st.DataObject) -> None:
@@ -140,15 +200,27 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(name=groups, wait_ms=waits_ms, suspend=st.booleans(), data=st.data())
     def change(self, name: str, wait_ms: int, suspend: bool, data: st.DataObject) -> None:
-        handle = self.draw_handle(data, name)
-        if handle is not None:
-            model = self.models[name]
-            outcome, fresh = self.parts.change(handle, wait_ms, suspend=suspend, group=name)
+        open_handles = self.open_handles(name)
+        if open_handles:
+            handles = data.draw(st.lists(st.sampled_from(open_handles), min_size=1, max_size=6, unique=True))
+            self.change_all(name, handles, wait_ms, suspend=suspend)
+
+    def change_all(self, name: str, handles: list[str], wait_ms: int, *, suspend: bool = False) -> None:
+        """Change the invisible time of deliveries in one call. Those of one level are out together then."""
+        model = self.models[name]
+        outcomes = self.parts.core.change_invisible(name, [VisibilityChange(handle, wait_ms, suspend) for handle in handles])
+        self.parts.store.commit()
+        returns = suspend or wait_ms == 0
+        levels = [0 if returns else each.level or level_of(each.size) for each in map(model.out.__getitem__, handles)]
+        numbers = {level: self.numbers + 1 + at for at, level in enumerate(dict.fromkeys(levels))}
+        sizes, deadline_ms = Counter(levels), self.now_ms() + wait_ms
+        for level, handle, (outcome, fresh) in zip(levels, handles, outcomes, strict=True):
             assert outcome is AckOutcome.OK
-            delivery = model.out.pop(handle)
-            model.out[fresh] = Delivery(delivery.position, self.now_ms() + wait_ms, suspend)
+            position = model.out.pop(handle).position
+            model.out[fresh] = Delivery(position, deadline_ms, numbers[level], sizes[level], level, returns, suspend)
             model.void.append(handle)
-            self.advance(0)
+        self.numbers += len(numbers)
+        self.advance(0)
 
     @rule(name=groups, data=st.data())
     def dead_letter(self, name: str, data: st.DataObject) -> None:
@@ -180,6 +252,7 @@ class PopMachine(RuleBasedStateMachine):
         model.skipped |= model.visible.keys() | {delivery.position for delivery in model.out.values()}
         model.void += model.out
         model.visible.clear()
+        model.levels.clear()
         model.new.clear()
         model.out.clear()
         model.failed.clear()
@@ -235,7 +308,10 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(keep_index=st.booleans(), unfinished=st.booleans(), outage_ms=st.sampled_from([0, 1_000, HOUR_MS]))
     def crash(self, keep_index: bool, unfinished: bool, outage_ms: int) -> None:
-        if unfinished:  # the decision was not written, so nobody was told
+        fits = (
+            self.parts.store.log.begin_run(4 * KIB) is not None
+        )  # otherwise a new segment begins, and all before it is written
+        if unfinished and fits:  # the decision was not written, so nobody was told
             for name, topic_filter in FILTERS.items():
                 self.parts.core.pop(self.parts.core.groups.get_or_create(name, topic_filter), 10, 1_000)
                 self.parts.core.ack(name, list(self.models[name].out))
@@ -272,10 +348,10 @@ class PopMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for name, model in self.models.items():
             self.pause(name, False)
-            self.advance(HOUR_MS)
             for _ in range(ATTEMPTS_MAX + 1):
-                self.pop(name, 10_000, 1_000)
                 self.advance(HOUR_MS)
+                while handles := self.popped(name, 10_000, 1_000):
+                    self.change_all(name, handles, 0)
             assert not model.out
             assert not model.visible
             assert model.acked | model.dead | model.skipped | model.forgotten == self.published[name]

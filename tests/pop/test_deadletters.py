@@ -62,8 +62,7 @@ def test_an_unreadable_message_is_a_dead_letter_that_says_so(parts: Parts) -> No
 def test_a_dead_letter_goes_back_once_as_a_new_message(parts: Parts, keep_index: bool | None) -> None:
     parts.create(attempts_max=1)
     first, second = parts.publish(b"1", b"2")
-    parts.pop()
-    parts.advance(10_000)
+    parts.fail()
     assert parts.dead_letters.redrive(GROUP, [second, 12345]) == 1
     parts.store.commit()
     after = restarted(parts, keep_index)
@@ -85,8 +84,7 @@ def test_a_dead_letter_goes_back_once_as_a_new_message(parts: Parts, keep_index:
 def test_what_was_sent_back_is_not_popped_from_the_dead_letters_any_more(parts: Parts) -> None:
     parts.create(attempts_max=1)
     first, _ = parts.publish(b"1", b"2")
-    parts.pop()
-    parts.advance(10_000)
+    parts.fail()
     parts.group("operators", DLQ)
     parts.dead_letters.redrive(GROUP, [first])
     parts.store.commit()
@@ -115,8 +113,7 @@ def test_a_group_with_two_filters_gets_its_dead_letters_back_where_they_came_fro
 def test_dead_letters_are_listed_page_by_page(parts: Parts, limit: int) -> None:
     parts.create(attempts_max=1)
     positions = parts.publish(*(b"%d" % n for n in range(5)))
-    parts.pop()
-    parts.advance(10_000)
+    parts.fail()
     listed: list[int] = []
     while page := parts.dead_letters.list(GROUP, listed[-1] + 1 if listed else 0, limit):
         listed += [letter.position for letter in page]

@@ -37,7 +37,9 @@ def test_7914_and_7724_a_revival_takes_what_is_not_acked_and_nothing_else(parts:
     parts.ack(*(message.handle for message in messages[::2]))
     after = restarted(parts, keep_index)
     after.advance(10_000)
-    assert [message.body for message in after.pop(1_000)] == [b"%d" % n for n in range(1, 100, 2)]
+    returned = [[message.body for message in after.pop(1_000)] for _ in range(3)]
+    assert list(map(len, returned)) == [32, 18, 0], "messages that were out together return in smaller batches"
+    assert [body for bodies in returned for body in bodies] == [b"%d" % n for n in range(1, 100, 2)]
     after.close()
 
 
@@ -219,8 +221,7 @@ def test_10827_a_lost_answer_blocks_no_fifo_group(parts: Parts, keep_index: bool
 
 def test_8657_and_10058_a_backlog_of_retries_starves_no_new_message_nor_the_other_way(parts: Parts) -> None:
     parts.publish(*([b"retry"] * 100))
-    parts.pop(100)
-    parts.advance(10_000)
+    parts.fail()
     parts.publish(*([b"new"] * 100))
     served = [message.body for _ in range(10) for message in parts.pop(10)]
     assert (served.count(b"new"), served.count(b"retry")) == (50, 50)
@@ -349,8 +350,7 @@ def test_of_1_2_3_4_in_order_a_nack_of_2_brings_2_before_3(parts: Parts) -> None
 
 def test_acks_of_one_batch_of_new_messages_and_retries_hold_for_both(parts: Parts) -> None:
     parts.publish(*([b"retry"] * 5))
-    parts.pop()
-    parts.advance(10_000)
+    parts.fail()
     parts.publish(*([b"new"] * 5))
     messages = parts.pop()
     assert len(messages) == 10

@@ -100,6 +100,6 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     (taken,) = stream.outbox
     assert isinstance(taken, PopResult)
     assert [message.body for message in parts.delivered(taken)] == [b"new"]
-    stream.end(give_back=True)
+    stream.end(give_back=True, is_broken=False)
     assert group.in_flight == 0
     await parts.store.close()

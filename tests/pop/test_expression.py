@@ -233,7 +233,11 @@ def test_a_group_gets_what_it_wants_and_moves_over_the_rest(
     assert [first.body, *(message.body for message in rest)] == [b"0", b"2", b"5"]
     assert bodies(after) == []
     after.advance(10_000)
-    assert sorted(bodies(after)) == [b"0", b"2", b"5"]
+    returned = []
+    while messages := after.pop():  # the rest were out together, so each of them returns alone
+        returned += [message.body for message in messages]
+        after.ack(*(message.handle for message in messages))
+    assert sorted(returned) == [b"0", b"2", b"5"]
     after.close()
 
 

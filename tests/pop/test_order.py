@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from penstock.pop.core import scan
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.scan import RESPONSE_BYTES
+from penstock.pop.core.suspicion import ALONE, narrowed, together_max
 from penstock.pop.errors import GroupBusy
 from penstock.store.options import MIB, StoreOptions
 from penstock.store.properties import Properties
@@ -295,16 +296,22 @@ def test_what_follows_a_failed_message_returns_and_comes_after_it_and_its_attemp
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
-def test_a_batch_that_expires_comes_back_in_order_with_its_attempts_counted(parts: Parts, keep_index: bool | None) -> None:
+def test_a_batch_that_expires_comes_back_in_order_and_only_the_message_that_was_out_alone_loses_attempts(
+    parts: Parts, keep_index: bool | None
+) -> None:
     parts.create(fifo=True, attempts_max=2)
     publish(parts, "a1", "a2", "a3")
     batch(parts, in_order_max=2)
     parts.advance(10_000)
     parts = restarted(parts, keep_index)
-    assert [(message.body, message.attempt) for message in batch(parts)] == [(b"a1", 2), (b"a2", 2), (b"a3", 1)]
-    parts.advance(10_000)
-    assert [(message.body, message.attempt) for message in batch(parts)] == [(b"a3", 2)]
-    assert parts.group().dead_letter_count == 2
+    for attempt in (1, 2):
+        assert [(message.body, message.attempt) for message in batch(parts)] == [(b"a1", attempt)]
+        parts.advance(10_000)
+    (a2,) = batch(parts)
+    assert (a2.body, a2.attempt) == (b"a2", 1)
+    parts.ack(a2.handle)
+    assert [(message.body, message.attempt) for message in batch(parts)] == [(b"a3", 1)]
+    assert parts.group().dead_letter_count == 1
     parts.close()
 
 
@@ -337,31 +344,46 @@ steps = st.lists(
 )
 
 
+A_MESSAGE_GROUP_AFTER_ONE_THAT_WAITS_FOR_ITS_TURN_ALONE: list[tuple[str, object]] = [
+    *(("publish", "a"), ("publish", "b"), ("pop", (2, 1)), ("advance", 5_000)),
+    *(("publish", "c"), ("pop", (1, 1)), ("advance", 5_000)),
+    *(("pop", (1, 1)), ("advance", 5_000), ("pop", (1, 1))),
+]
+
+
 @settings(max_examples=10 * DEPTH)
 @given(steps=steps)
 @example(steps=[("publish", "a"), ("publish", "a"), ("pop", (1, 1)), ("nack", 0), ("pop", (2, 2))])
+@example(steps=A_MESSAGE_GROUP_AFTER_ONE_THAT_WAITS_FOR_ITS_TURN_ALONE)
 def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         parts = Parts(Path(directory) / "0")
         parts.create(fifo=True, attempts_max=2)
         waiting: dict[str, list[str]] = defaultdict(list)
         sent_back: set[str] = set()
-        out: dict[str, tuple[str, int]] = {}
+        out: dict[str, tuple[str, int, int, int]] = {}  # text, deadline, number of the pop, and level, by handle
         dead: list[str] = []
         attempts: dict[str, int] = defaultdict(int)
+        levels: dict[str, int] = defaultdict(int)
 
         def wait(text: str) -> None:
             waiting[text[0]].append(text)
             waiting[text[0]].sort(key=lambda text: (text not in sent_back, int(text[1:])))
 
         def expire() -> None:
-            for handle, (text, deadline_ms) in list(out.items()):
-                if deadline_ms <= parts.clock.now_ms():
-                    del out[handle]
-                    if attempts[text] >= 2:
-                        dead.append(text)
-                    else:
-                        wait(text)
+            due = {handle: each for handle, each in out.items() if each[1] <= parts.clock.now_ms()}
+            together = Counter(pop for _, _, pop, _ in due.values())
+            for handle, (text, _, pop, level) in due.items():
+                del out[handle]
+                if together[pop] > 1:
+                    attempts[text] -= 1
+                    levels[text] = narrowed(level, together[pop])
+                else:
+                    levels[text] = ALONE if level else 0
+                if together[pop] == 1 and attempts[text] >= 2:
+                    dead.append(text)
+                else:
+                    wait(text)
 
         for number, (step, value) in enumerate(steps):
             if step == "publish":
@@ -371,8 +393,10 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
             elif step == "pop":
                 assert isinstance(value, tuple)
                 messages_max, in_order_max = value
-                busy = {text[0] for text, _ in out.values()}
+                busy = {text[0] for text, *_ in out.values()}
+                is_alone_out = any(level == ALONE for *_, level in out.values())
                 free = [key for key in "abcd" if key not in busy and waiting[key]]
+                free = [key for key in free if levels[waiting[key][0]] != ALONE or not is_alone_out]
                 messages = batch(parts, messages_max, in_order_max)
                 found = [message.body.decode() for message in messages]
                 assert len(found) <= messages_max
@@ -380,11 +404,13 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
                 assert bool(found) is bool(free)
                 assert {text[0] for text in found} <= set(free)
                 assert max((sum(text[0] == key for text in found) for key in "abcd"), default=0) <= in_order_max
+                level = min((levels[text] for text in found if levels[text]), default=0)
+                assert not level or len(found) <= together_max(level)
                 for message, text in zip(messages, found, strict=True):
                     assert text == waiting[text[0]].pop(0)
                     attempts[text] += 1
                     assert message.attempt == attempts[text]
-                    out[message.handle] = (text, parts.clock.now_ms() + 10_000)
+                    out[message.handle] = (text, parts.clock.now_ms() + 10_000, number, level)
             elif step in ("ack", "nack") and out:
                 handle = sorted(out)[int(str(value)) % len(out)]
                 if step == "ack":
@@ -392,7 +418,7 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
                     del out[handle]
                 else:
                     assert parts.change(handle, 0)[0] is AckOutcome.OK
-                    out[handle] = (out[handle][0], 0)
+                    out[handle] = (out[handle][0], 0, number, 0)
                     parts.settle()
                     expire()
             elif step == "advance":
@@ -404,7 +430,7 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
                 assert parts.dead_letters.redrive(GROUP) == len(dead)
                 parts.store.commit()
                 for text in dead:
-                    attempts[text] = 0
+                    attempts[text] = levels[text] = 0
                     sent_back.add(text)
                     wait(text)
                 dead.clear()

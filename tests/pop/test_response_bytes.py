@@ -156,7 +156,7 @@ async def test_a_stream_pops_no_more_than_its_client_reads(tmp_path: Path) -> No
             if stream.outbox:
                 stream.sent()
             await asyncio.sleep(0)
-    stream.end(give_back=True)
+    stream.end(give_back=True, is_broken=False)
     await parts.store.close()
 
 
@@ -179,7 +179,7 @@ async def test_a_stream_reads_no_requests_while_its_client_does_not_read_the_rep
         await until(lambda: len(stream.outbox) == reports)
         stream.sent()
         await waiting
-    stream.end(give_back=True)
+    stream.end(give_back=True, is_broken=False)
     await parts.store.close()
 
 

@@ -219,6 +219,12 @@ class Parts:
         self.store.commit()
         return changed
 
+    def fail(self, messages_max: int = 100, delay_ms: int = 0) -> None:
+        """Pop visible messages and return all of them as failed attempts, in one call."""
+        changes = [VisibilityChange(message.handle, delay_ms, nack=True) for message in self.pop(messages_max)]
+        self.core.change_invisible(GROUP, changes)
+        self.settle()
+
     def after_crash(self, name: str, *, keep_index: bool = True) -> Parts:
         """Return the parts of a start from a copy of the files as they are now, which is what a killed process leaves.
 

@@ -13,14 +13,16 @@ import orjson
 from penstock.cli.actions.output import cells_of, print_rows, time_of
 from penstock.gateway.sessions.acked import decode_acked
 from penstock.gateway.sessions.changes import Changes
+from penstock.pop.core.suspicion import together_max
 from penstock.store import topics
 from penstock.store.bodies import BODY_DTYPE
 from penstock.store.logreader import missing_beginning, read_log
-from penstock.store.record import COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
+from penstock.store.record import COPY_FIXED, LEVEL_MASK, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
 
 BODY_CHARS = 60
 """Characters of a body that the table shows. The JSON output has all of them."""
 
+_WITH_LEVEL = (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED, Kind.POP_REVIVED)
 _QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_BACKFILLED)
 
 
@@ -106,6 +108,8 @@ def describe_record(record: Record) -> dict[str, Any]:
         row["scheduled"] = bool(record.flags & Flag.SCHEDULED)
     elif record.flags & Flag.SUSPENDED:
         row["suspended"] = True
+    if kind in _WITH_LEVEL and record.flags & LEVEL_MASK:
+        row["together_max"] = together_max(record.flags & LEVEL_MASK)
     if kind in _QUEUE_KINDS:
         row["queue_id"] = QUEUE_FIXED.unpack(record.fixed)[0]
     elif kind is Kind.COPIED:

@@ -89,6 +89,11 @@ class PopCollector(Collector):
         yield counter("penstock_pop_acked", "Deliveries acknowledged since the start.", counters.acked)
         yield counter("penstock_pop_revived", "Deliveries revived since the start.", counters.revived)
         yield counter(
+            "penstock_pop_uncounted",
+            "Deliveries revived without counting an attempt, because the time of several of one pop was over.",
+            counters.uncounted,
+        )
+        yield counter(
             "penstock_pop_dead_lettered", "Messages that became dead letters since the start.", counters.dead_lettered
         )
         yield counter("penstock_pop_expired", "Messages skipped because their time to live was over.", counters.expired)

@@ -169,6 +169,6 @@ async def test_a_stream_with_many_credits_pops_in_portions_of_several_turns(tmp_
             await asyncio.sleep(0)
             seen.append(group.in_flight)
     assert max(after - before for before, after in pairwise(seen)) < POPPED_PER_TURN + 100
-    stream.end(give_back=True)
+    stream.end(give_back=True, is_broken=False)
     assert group.in_flight == 0
     await parts.store.close()
