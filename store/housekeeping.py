@@ -79,6 +79,7 @@ class Housekeeping:
         self._filling: asyncio.Future[None] | None = None
         self._scheduled: asyncio.TimerHandle | None = None
         self._retention_job = SlicedJob(loop, clock, self._retain, is_urgent=lambda: retention.is_behind)
+        retention.on_work = self._retention_job.wake
 
     def turn(self) -> None:
         """Do what is due, and schedule the next turn."""
@@ -89,7 +90,7 @@ class Housekeeping:
         self.measure_disk()
         self._mark()
         self._sync()
-        self._begin_retention()
+        self._retention_job.run()
         self._flush()
         if not is_first:  # the start comes first
             self._fill_ballast()
@@ -179,31 +180,28 @@ class Housekeeping:
 
     # --- retention --------------------------------------------------------------------------------------------------
 
-    def _begin_retention(self) -> None:
-        if not self._is_running() or self._retention_job.is_scheduled:
-            return
-        try:
-            with suppress(DiskFull):  # no room for a new segment: the space knows, and the open segment stays open
-                if self._is_leading():
-                    self._retention.begin_due()
-                else:
-                    self._retention.begin_following()
-        except (OSError, IndexDamaged) as error:
-            self._fail(error)
-            return
-        self._retention_job.run()
-
     def _retain(self, until_s: float) -> bool:
+        """Do a slice of retention. What is due begins whatever else is under way, because a busy log always has a snapshot."""
         if not self._is_running():
             return False
+        self._begin_retention()
         try:
-            return self._retention.step(until_s)
+            return self._retention.step(until_s) or self._begin_retention()
         except (OSError, IndexDamaged) as error:
             if isinstance(error, OSError) and error.errno in PASSING:
                 logger.error("retention.postponed", error=str(error))  # it begins again in a later turn
             else:
                 self._fail(error)
             return False
+
+    def _begin_retention(self) -> bool:
+        """Begin what is due, and return whether there was something."""
+        try:
+            with suppress(DiskFull):  # no room for a new segment: the space knows, and the open segment stays open
+                return self._retention.begin_due() if self._is_leading() else self._retention.begin_following()
+        except (OSError, IndexDamaged) as error:
+            self._fail(error)
+        return False
 
 
 def measure_disk(space: Space, log: CommitLog, fail: Callable[[OSError], None]) -> None:

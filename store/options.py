@@ -281,8 +281,8 @@ class StoreOptions:
     )
     retention_bytes: int = option(
         0,
-        "Bytes of log above which the oldest segments are deleted, whatever their age. The open segment is never deleted. "
-        "0 means no limit.",
+        "Bytes of log above which the oldest segments are deleted, whatever their age. Copies of records that outlive "
+        "retention (`copied_bytes_max`) don't count, and the open segment is never deleted. 0 means no limit.",
         minimum=0,
     )
     copied_bytes_max: int = option(

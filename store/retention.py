@@ -7,14 +7,17 @@ deleted, and light queues lose the entries that point there.
 
 All of that is done in slices between other work. The order makes it safe to be killed anywhere: copies are durable before
 anything is deleted, and nobody needs what is deleted.
+
+There is one job of each kind (`JobKind`), and the jobs take turns. So neither a snapshot nor the trimming of a million queues
+delays the next deletion, however fast segments fill. `Blocker` lists what can delay it, and for how long.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
+from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +50,54 @@ UNSYNCED_BYTES_MAX = 8 * MIB
 
 BLOCKED_RETRY_S = 60.0
 """Seconds after which retention tries again when `copied_bytes_max` has stopped it."""
+
+OVERRUN_BYTES = 32 * MIB
+"""Bytes that the log may have besides `retention_bytes`, its copies, the open segment and the distance of two snapshots.
+
+A fast disk takes as many in the time of the syncs that an expiry waits for: one of a snapshot, one of the copies. With more,
+the log says so: `Blocker.WORK`."""
+
+TELL_AGAIN_S = 60.0
+"""Seconds after which the log names the same `Blocker` again, if it has ended meanwhile."""
+
+
+class JobKind(Enum):
+    """The kinds of work that retention does. There is at most one job of each, so none queues behind others."""
+
+    SNAPSHOT = auto()
+    EXPIRY = auto()
+    TRIMMING = auto()
+
+
+class Blocker(StrEnum):
+    """What can keep segments that must go, and until when."""
+
+    COPIES = "copies"
+    """More records are still needed than `copied_bytes_max` allows to copy. It lasts until fewer are needed."""
+    BACKUP = "backup"
+    """A backup copies the segments: for `penstock.node.holding.HOLD_S_MAX` at most, and until the disk is nearly full."""
+    FOLLOWER = "follower"
+    """A replica gets the snapshot at the beginning of the log: as long as it acknowledges what it gets, and for
+    `penstock.cluster.followers.HOLD_S` more."""
+    BACKFILL = "backfill"
+    """A new queue gets the entries of messages in the segments. It reads the log once. Queues that are declared meanwhile begin
+    after what goes."""
+    DISK = "disk"
+    """The disk has no room for the copies. It is tried again each `FULL_RETRY_S`."""
+    WORK = "work"
+    """Snapshots and copies take longer than segments take to fill, and the log is `OVERRUN_BYTES` too large by now."""
+
+
+_WHY = {
+    Blocker.COPIES: "the records that are still needed would take more than store.copied_bytes_max; raise that option, or let "
+    "consumers catch up",
+    Blocker.BACKUP: "a backup copies the segments; they go when it has ended",
+    Blocker.FOLLOWER: "a replica gets the snapshot where the log begins; the segments go when it has it",
+    Blocker.BACKFILL: "a new queue is filled with messages from the segments; they go when it is full",
+    Blocker.DISK: "the disk has no room for copies of the records that are still needed; free or add space",
+    Blocker.WORK: "snapshots of the index and copies of needed records take longer than segments take to fill; raise "
+    "store.segment_bytes and store.retention_bytes, or publish less; if the log says snapshot.failed, look at the disk",
+}
 
 
 class RecordStore(Protocol):
@@ -126,7 +177,13 @@ class Retention:
         self._queues = queues
         self._copies = copies
         self._parts = parts
-        self._jobs: deque[Steps] = deque()
+        self._jobs: dict[JobKind, Steps] = {}
+        """The work under way. The job that comes first gets the next step."""
+        self._is_waiting = False
+        """Whether all jobs had to wait when `step` ended."""
+        self._must_trim = False
+        """Whether segments were dropped since the trimming under way has begun."""
+        self._awaits_backfill = False
         self._snapshotting = Snapshotting(data_dir, log, index, files=files, executor=executor)
         self._trimming = Trimming(index, queues, copies, lambda: log.start)
         self._expiring_before: int | None = None
@@ -136,6 +193,8 @@ class Retention:
         self._needed = 0
         """What must be applied before this log may begin there too: the leader's copies are before this position."""
         self._retry_s = 0.0
+        self._refused: Blocker | None = None
+        """Why the last expiry has dropped nothing."""
         self.expires_before = log.start
         """Records before this position are expired, unless there is a copy of them."""
         self.on_dropped: list[Callable[[], Iterator[None]]] = []
@@ -143,11 +202,15 @@ class Retention:
         self.copied_bytes = 0
         self.dropped_segments = 0
         self.dropped_bytes = 0
-        self.blocked = False
-        """True while `copied_bytes_max` keeps segments from being dropped."""
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when there is work for `step` that must not wait for the next turn of housekeeping."""
+        self.blocked_by: Blocker | None = None
+        """What keeps segments that must go."""
+        self._told_s: dict[Blocker, float] = {}
+        """From when on the log may name each of them again."""
         self.is_replicated = False
         """Whether snapshots are taken also where nothing expires: a replica whose log is cut rebuilds its index from one."""
-        self.holds: set[str] = set()
+        self.holds: set[Blocker] = set()
         """Who copies segments or snapshots, which must stay meanwhile. Each takes its own name out again."""
         self.is_held_back = False
         """Whether segments should have been dropped while somebody held them."""
@@ -169,7 +232,25 @@ class Retention:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the expiry under way takes so long that two more segments must go after those that it drops."""
+        """Whether segments fill faster than they go, so that `step` should be called without a pause.
+
+        The log is larger than it should be, or the expiry under way takes so long that two more segments must go after those
+        that it drops.
+        """
+        if not self._jobs or self._is_waiting or self.blocked_by not in (None, Blocker.WORK):
+            return False
+        return self._overrun() > 0 or self._is_more_due()
+
+    def _overrun(self) -> int:
+        """Return how many bytes the log has besides `retention_bytes`, copies, the open segment and a distance of snapshots."""
+        options, log = self._options, self._log
+        if not options.retention_bytes:
+            return 0
+        size_max = options.retention_bytes + self._copies.pinned_bytes + options.segment_bytes + self._snapshotting.spacing
+        return max(log.written - log.start - size_max, 0)
+
+    def _is_more_due(self) -> bool:
+        """Return whether two more segments must go after those that the expiry under way drops."""
         expiring = self._expiring_before
         return expiring is not None and sum(expiring < position for position in self._due()) > 1
 
@@ -196,84 +277,129 @@ class Retention:
         """
         steps = self._snapshotting.begin(position, store_ms) if self.enabled or self.is_replicated else None
         if steps is not None:
-            self._jobs.append(steps)
+            self._jobs[JobKind.SNAPSHOT] = steps
+            self.on_work()
 
-    def begin_due(self) -> None:
-        """Begin what is due. The caller calls it about once a second, with nothing uncommitted.
+    def begin_due(self) -> bool:
+        """Begin what is due, and return whether there was something. The caller calls it before and after each slice of `step`.
 
         Raises:
             DiskFull: there is no room for a new segment.
         """
-        if not self.enabled or self._expiring_before is not None:
-            return  # a snapshot under way is no reason: a busy log always has one
+        if not self.enabled:
+            return False
         log, options = self._log, self._options
         base, end = log.segments()[-1]
         age_ms = self._age_ms(log.stored_ms(base)) if end > base else 0
         if options.retention_ms and log.end == end and age_ms > options.retention_ms // SEGMENT_AGE_DIVISOR:
             log.roll()
-        boundary = self._boundary()
+        return self._begin_expiry(max(self._due(), default=None))
+
+    def _begin_expiry(self, boundary: int | None, *, is_following: bool = False) -> bool:
+        """Begin to drop everything before `boundary`, if nothing is in the way. Return whether it has begun."""
         self.is_held_back = self.is_held and boundary is not None
-        if boundary is not None and not self.is_held and self._clock.monotonic_s() >= self._retry_s:
-            self._expiring_before = boundary
-            self._jobs.append(self._expire(boundary))
+        if boundary is None:
+            self._refused = None
+        self._tell(self._blocker(boundary))
+        may_try = boundary is not None and not self.is_held and self._clock.monotonic_s() >= self._retry_s
+        if not may_try or JobKind.EXPIRY in self._jobs:
+            return False
+        assert boundary is not None
+        self._expiring_before = boundary
+        self._jobs[JobKind.EXPIRY] = self._expire(boundary, is_following)
+        return True
+
+    def _blocker(self, boundary: int | None) -> Blocker | None:
+        """Return what keeps segments, where those before `boundary` must go."""
+        if boundary is not None and self.holds:
+            return min(self.holds)
+        if self._refused is not None:
+            return self._refused
+        if self._awaits_backfill and self._is_more_due():
+            return Blocker.BACKFILL
+        return Blocker.WORK if self._overrun() > OVERRUN_BYTES else None
+
+    def _tell(self, blocker: Blocker | None) -> None:
+        """Note what keeps segments, and log it when it begins."""
+        is_new = blocker is not self.blocked_by
+        self.blocked_by = blocker
+        now_s = self._clock.monotonic_s()
+        if blocker is None or not is_new or now_s < self._told_s.get(blocker, now_s):
+            return
+        self._told_s[blocker] = now_s + TELL_AGAIN_S
+        log_bytes, pinned_bytes = self._log.written - self._log.start, self._copies.pinned_bytes
+        logger.warning(
+            "retention.blocked", reason=blocker.value, log_bytes=log_bytes, pinned_bytes=pinned_bytes, why=_WHY[blocker]
+        )
 
     def follow(self, start: int, needed: int) -> None:
         """Take where the leader's log begins, and up to where this one must be applied before it may begin there too."""
         if start > self._leader_start:
             self._leader_start, self._needed = start, needed
 
-    def begin_following(self) -> None:
-        """Begin to drop what the leader has dropped. The caller calls it about once a second where a leader writes the log.
+    def begin_following(self) -> bool:
+        """Begin to drop what the leader has dropped, and return whether there was something. See `begin_due`.
 
         A follower drops up to the last of its own snapshots, which it needs no less than a leader does.
         """
-        if self._expiring_before is not None or self._store.applied < self._needed or self.is_held:
-            return
+        if self._store.applied < self._needed:
+            return False
         start, until = self._log.start, self._leader_start
         boundary = max((each for each in self._snapshotting.complete if start < each <= until), default=None)
-        if boundary is not None:
-            self._expiring_before = boundary
-            self._jobs.append(self._expire(boundary, is_following=True))
+        return self._begin_expiry(boundary, is_following=True)
 
     def step(self, until_s: float) -> bool:
-        """Work until the clock's monotonic time is `until_s`; return whether more work is left."""
-        clock = self._clock
+        """Work until the clock's monotonic time is `until_s`, or until all jobs must wait; return whether more work is left."""
+        clock, jobs = self._clock, self._jobs
         if self._log.end > self._log.written:
             self._store.commit()  # parts also read what they need from light queues
-        while self._jobs:
-            try:
-                for must_wait in self._jobs[0]:
-                    if must_wait or clock.monotonic_s() >= until_s:
-                        return True
-            except DiskFull:  # the store logs that the disk is full; nothing was dropped
-                self._retry_s = clock.monotonic_s() + FULL_RETRY_S
-            self._jobs.popleft()
-        return False
+        waiting = 0
+        while waiting < len(jobs):
+            waiting = waiting + 1 if self._advance(next(iter(jobs))) else 0
+            if clock.monotonic_s() >= until_s:
+                break
+        self._is_waiting = waiting >= len(jobs)
+        return bool(jobs)
+
+    def _advance(self, kind: JobKind) -> bool:
+        """Do a step of a job, and return whether the next one must wait. The other jobs come first then."""
+        job = self._jobs.pop(kind)
+        try:
+            must_wait = next(job)
+        except StopIteration:
+            return False
+        except DiskFull:  # the store logs that the disk is full; nothing was dropped
+            self._refuse(Blocker.DISK, FULL_RETRY_S)
+            return False
+        self._jobs[kind] = job
+        return bool(must_wait)
+
+    def _refuse(self, blocker: Blocker, retry_s: float) -> None:
+        """Try no expiry for some seconds."""
+        self._refused = blocker
+        self._tell(blocker)
+        self._retry_s = self._clock.monotonic_s() + retry_s
 
     def close(self) -> None:
         """Stop the work under way. The next start begins it again."""
         self._snapshotting.wait()
-        for job in self._jobs:
+        for job in self._jobs.values():
             job.close()
         self._jobs.clear()
         self._snapshotting.close()
 
     # --- expiry -----------------------------------------------------------------------------------------------------
 
-    def _boundary(self) -> int | None:
-        """Return the position before which everything must go; None when nothing must."""
-        return max(self._due(), default=None)
-
     def _due(self) -> Iterator[int]:
         """Yield the positions, in order, before which everything must go."""
         log, options = self._log, self._options
         may_be_old = options.retention_ms and self._timekeeping.is_confirmed
-        before = log.start
+        before, size_max = log.start, options.retention_bytes + self._copies.pinned_bytes  # or these would be copied for ever
         for position, stored_ms in self._snapshotting.complete.items():
             if position <= log.start:
                 continue
             is_old = may_be_old and self._age_ms(stored_ms) >= options.retention_ms
-            is_large = options.retention_bytes and log.written - before > options.retention_bytes
+            is_large = options.retention_bytes and log.written - before > size_max
             if not (is_old or is_large):
                 break
             yield position
@@ -284,7 +410,7 @@ class Retention:
         stored while the jump was unconfirmed."""
         return self._store.now_for(stored_ms) - stored_ms
 
-    def _expire(self, boundary: int, *, is_following: bool = False) -> Steps:
+    def _expire(self, boundary: int, is_following: bool) -> Steps:
         """Carry forward the records before `boundary` that somebody needs, then delete that part of the log.
 
         On a follower the leader has carried them forward already, and ends what it uses no more.
@@ -293,6 +419,7 @@ class Retention:
             yield from self._drop(boundary, is_following)
         finally:
             self._expiring_before = None
+            self._awaits_backfill = False
 
     def _drop(self, boundary: int, is_following: bool) -> Steps:
         log = self._log
@@ -301,7 +428,9 @@ class Retention:
             return  # begins again with a snapshot before or after it
         self.expires_before = boundary
         while self._queues.backfills_from_before(boundary):
+            self._awaits_backfill = True
             yield True
+        self._awaits_backfill = False
         if not is_following and not (yield from self._carry_all(boundary)):
             return
         if self.is_held:
@@ -310,11 +439,20 @@ class Retention:
         self.dropped_segments += log.drop_before(boundary)
         self.dropped_bytes += freed
         self._snapshotting.drop_before(boundary)
-        self.blocked = False
+        self._refused = None
         logger.info("log.expired", before=boundary, freed_bytes=freed, pinned_bytes=self._copies.pinned_bytes)
-        yield from self.forget_dropped()
-        if not is_following:
-            yield from end_unused_roots(self._queues)
+        yield from self._forget_copies()
+        self._must_trim = True
+        if JobKind.TRIMMING not in self._jobs:
+            self._jobs[JobKind.TRIMMING] = self._trim(is_following)
+
+    def _trim(self, is_following: bool) -> Steps:
+        """Trim queues until no segment has been dropped meanwhile."""
+        while self._must_trim:
+            self._must_trim = False
+            yield from self._trimming.steps()
+            if not is_following:
+                yield from end_unused_roots(self._queues)
 
     def _carry_all(self, boundary: int) -> Generator[bool | None, None, bool]:
         """Carry forward the records before `boundary` that somebody needs. Return whether all of them are committed."""
@@ -331,8 +469,12 @@ class Retention:
 
     def forget_dropped(self) -> Steps:
         """Delete what refers to records that were dropped and have no copy. After a kill, the next expiry does what is left."""
-        yield from self._copies.forget_before(self._log.start)
+        yield from self._forget_copies()
         yield from self._trimming.steps()
+
+    def _forget_copies(self) -> Steps:
+        """Forget the copies that were dropped, and let the parts forget what they know of dropped records."""
+        yield from self._copies.forget_before(self._log.start)
         for dropped in self.on_dropped:
             yield from dropped()
 
@@ -343,15 +485,7 @@ class Retention:
         if copy is not None and copy >= boundary:
             return True
         if copy is None and copies.pinned_bytes + size > self._options.copied_bytes_max:
-            if not self.blocked:
-                logger.error(
-                    "retention.blocked",
-                    pinned_bytes=copies.pinned_bytes,
-                    why="the records that are still needed would take more than store.copied_bytes_max, so no segment is "
-                    "dropped; raise that option, or let consumers catch up",
-                )
-            self.blocked = True
-            self._retry_s = self._clock.monotonic_s() + BLOCKED_RETRY_S
+            self._refuse(Blocker.COPIES, BLOCKED_RETRY_S)
             return False
         self.copy(origin, size)
         return True

@@ -14,6 +14,9 @@ SLICE_S = 0.002
 PAUSE_S = 0.008
 """Seconds between two slices. With `SLICE_S` this limits a job to a fifth of the loop."""
 
+URGENT_SLICE_S_MAX = 0.02
+"""Seconds that one slice of a job that falls behind takes at most, because everybody else waits meanwhile."""
+
 FULL_RETRY_S = 5.0
 """Seconds after which a job tries again when the disk was full."""
 
@@ -33,11 +36,11 @@ class SlicedJob:
         work: does one slice of the work and returns whether more is left. Its argument is the time, in seconds of
             `clock.monotonic_s()`, at which it must return.
         pause_s: seconds between two slices. 0 means the next turn of the loop.
-        is_urgent: returns whether the job falls behind. While it does, there is no pause, so that those who make the work get
-            less of the loop.
+        is_urgent: returns whether the job falls behind. While it does, there is no pause, and a slice lasts as long as what the
+            loop has done since the last one, up to `URGENT_SLICE_S_MAX`. So those who make the work get half of the loop.
     """
 
-    __slots__ = ("_clock", "_is_stopped", "_is_urgent", "_loop", "_pause_s", "_scheduled", "_work")
+    __slots__ = ("_clock", "_ended_s", "_is_stopped", "_is_urgent", "_loop", "_pause_s", "_scheduled", "_work")
 
     def __init__(
         self,
@@ -55,6 +58,8 @@ class SlicedJob:
         self._is_urgent = is_urgent
         self._scheduled: asyncio.Handle | None = None
         self._is_stopped = False
+        self._ended_s = clock.monotonic_s()
+        """When the last slice has ended."""
 
     @property
     def is_scheduled(self) -> bool:
@@ -78,11 +83,14 @@ class SlicedJob:
 
     def _run_slice(self) -> None:
         self._scheduled = None
-        pause_s = 0.0 if self._is_urgent() else self._pause_s
+        began_s = self._clock.monotonic_s()
+        slice_s = min(max(SLICE_S, began_s - self._ended_s), URGENT_SLICE_S_MAX) if self._is_urgent() else SLICE_S
         try:
-            has_more = self._work(self._clock.monotonic_s() + SLICE_S)
+            has_more = self._work(began_s + slice_s)
+            pause_s = 0.0 if self._is_urgent() else self._pause_s
         except DiskFull:  # the store logs that the disk is full
             has_more, pause_s = True, FULL_RETRY_S
+        self._ended_s = self._clock.monotonic_s()
         if has_more and not self._is_stopped:
             self._cancel()  # the work itself may have called `wake`
             self._schedule(pause_s)

@@ -54,6 +54,11 @@ class Snapshotting:
         self._last = max(self.complete, default=log.start)
         self._last_bytes = files.size(snapshot_path(data_dir, self._last)) if self._last in self.complete else 0
 
+    @property
+    def spacing(self) -> int:
+        """Bytes of log that must be between the last snapshot and the next one."""
+        return SNAPSHOT_SPACING * self._last_bytes
+
     def begin(self, position: int, store_ms: int) -> Steps | None:
         """Return the work of taking a snapshot at `position`; None where one is being taken or the last one is close enough.
 
@@ -61,7 +66,7 @@ class Snapshotting:
             position: where a segment begins. The index is saved exactly up to there.
             store_ms: when the last record before it was stored.
         """
-        if self._writer is not None or position - self._last < SNAPSHOT_SPACING * self._last_bytes:
+        if self._writer is not None or position - self._last < self.spacing:
             return None
         try:
             self._writer = SnapshotWriter(self._data_dir, self._index, position, store_ms, files=self._files)

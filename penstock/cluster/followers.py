@@ -19,6 +19,7 @@ from penstock.cluster.replicalog import ReplicaLog
 from penstock.cluster.roles import Roles
 from penstock.cluster.shardkey import ReplicaId, name_of
 from penstock.cluster.splice import End, splice
+from penstock.store.retention import Blocker
 from penstock.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ HELLO_MS = 5_000
 """After this time a connection whose other end has not said who it is ends."""
 CONNECTIONS_MAX = 64
 """Connections of replicas that are taken at a time. A shard has a few replicas."""
-HOLDER = "follower"
 HOLD_S = 60.0
 """How long the begin of the log stays after a follower has got the snapshot there. Meanwhile it starts again."""
 
@@ -257,7 +257,7 @@ class Followers:
         try:
             sending = SnapshotSending(peer, stream, self._data_dir, start, epoch, call_soon)
             self._snapshots[stream.number] = sending
-            retention.holds.add(HOLDER)
+            retention.holds.add(Blocker.FOLLOWER)
             logger.info("replica %s gets the snapshot at position %d", name_of(peer), start)
             sending.go_on()
         except OSError as error:
@@ -272,7 +272,7 @@ class Followers:
 
     def _let_go(self) -> None:
         if not self._snapshots:
-            self._store.retention.holds.discard(HOLDER)
+            self._store.retention.holds.discard(Blocker.FOLLOWER)
 
     # --- clients ----------------------------------------------------------------------------------------------------
 

@@ -26,14 +26,13 @@ from penstock.node.errors import ControlRefused
 from penstock.store.errors import IndexDamaged
 from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
 from penstock.store.index import CHECKPOINT, Index
+from penstock.store.retention import Blocker
 from penstock.store.space import Level
 from penstock.store.store import Store
 
 logger = structlog.get_logger("node")
 
 T = TypeVar("T")
-
-HOLDER = "backup"
 
 HOLD_S_MAX = 24 * 3600.0
 """Seconds that a hold lasts at most. Retention deletes nothing meanwhile, so a command that hangs must not hold for ever."""
@@ -130,7 +129,7 @@ class Holding:
         if self._grant is not None:
             raise ControlRefused("another backup of this node is running; wait for its end, or end it, and try again")
         self._grant = Grant()
-        self._store.retention.holds.add(HOLDER)
+        self._store.retention.holds.add(Blocker.BACKUP)
         logger.info("backup.begun", id=self._grant.id)
         return self._grant
 
@@ -201,7 +200,7 @@ class Holding:
             logger.info("backup.ended", id=grant.id)
             grant.ended.set()
             self._grant = None
-            self._store.retention.holds.discard(HOLDER)
+            self._store.retention.holds.discard(Blocker.BACKUP)
             self._thread.submit(self._remove)
 
     def _remove(self) -> None:

@@ -24,6 +24,7 @@ from penstock.node.node import Node
 from penstock.pop.options import PopOptions
 from penstock.store.index import CHECKPOINT, Index
 from penstock.store.options import KIB, HostPort, StoreOptions
+from penstock.store.retention import Blocker
 from penstock.store.space import Level
 from tests.store.wiring import open_store, publish
 from tests.waiting import until
@@ -164,6 +165,7 @@ async def test_retention_deletes_nothing_while_the_hold_lasts(node: Node) -> Non
     with request:
         fill(node, 2_000)
         await until(lambda: node.store.retention.is_held_back)
+        assert node.store.retention.blocked_by is Blocker.BACKUP
         assert node.store.log.start == hold["start"]
         assert await ask(node.config.data_dir, "GET", f"{HOLD}?id={hold['id']}") == {}
     await until(lambda: node.store.log.start > hold["start"])

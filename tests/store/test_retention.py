@@ -17,6 +17,7 @@ from penstock.store.lightqueue import ROW_ENTRIES
 from penstock.store.logreader import read_log
 from penstock.store.options import HOUR_MS, KIB
 from penstock.store.record import Kind, Record, decode
+from penstock.store.retention import Blocker
 from penstock.store.snapshot import SnapshotReader, snapshot_path, snapshots
 from penstock.store.store import Store
 from tests.clock import ManualClock
@@ -338,7 +339,7 @@ def test_segments_stay_if_more_would_be_copied_forward_than_allowed(tmp_path: Pa
     publish_segments(store, 3)
     retain(store)
     assert store.log.start == 0
-    assert store.retention.blocked
+    assert store.retention.blocked_by is Blocker.COPIES
     assert store.copies.pinned_bytes <= 200
     close(store)
 

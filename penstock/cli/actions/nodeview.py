@@ -118,8 +118,8 @@ def _attention(figures: Figures, view: dict[str, Any]) -> Iterator[str]:
         yield f"The disk has {free} left; below {shown_bytes(store['disk_reserve_bytes'])} new messages are refused."
     if not view["ready"]:
         yield "The node is not ready: it accepts no clients."
-    if now.sum("penstock_retention_blocked"):
-        yield "Retention can't delete old segments: too much of them is still needed (store.copied_bytes_max)."
+    for reason in (labels["reason"] for labels, value in now.fitting("penstock_retention_blocked", {}) if value):
+        yield f"Retention can't delete old segments ({reason}): the log of the node says why (retention.blocked)."
     if now.sum("penstock_clock_unconfirmed"):
         yield "The time of day has jumped: see `penstock clock`."
     if now.sum("penstock_index_stopped") or now.sum("penstock_index_slowed_bytes_per_second"):

@@ -8,6 +8,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.node.metrics.families import add_latencies, counter, durations, gauge, labelled_counter, labelled_gauge
+from penstock.store.retention import Blocker
 from penstock.store.space import Level
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -28,10 +29,12 @@ class StoreCollector(Collector):
         yield counter("penstock_log_dropped_bytes", "Bytes of the CommitLog that retention deleted.", retention.dropped_bytes)
         yield counter("penstock_log_copied_bytes", "Bytes of records that retention copied forward.", retention.copied_bytes)
         yield gauge("penstock_log_pinned_bytes", "Bytes of records that outlive retention.", store.copies.pinned_bytes)
-        yield gauge(
+        yield labelled_gauge(
             "penstock_retention_blocked",
-            "1 while store.copied_bytes_max keeps retention from deleting segments, else 0.",
-            retention.blocked,
+            "1 while something keeps segments that retention must delete, else 0: too many copies (store.copied_bytes_max), a "
+            "backup, a follower that gets a snapshot, a queue that is filled, a full disk, or more work than time.",
+            ["reason"],
+            {(blocker.value,): blocker is retention.blocked_by for blocker in Blocker},
         )
         yield counter(
             "penstock_queue_entries_trimmed", "Entries that retention removed from light queues.", retention.trimmed_entries
