@@ -14,6 +14,7 @@ class GatewayCounters:
         "deliveries_acked",
         "deliveries_returned",
         "deliveries_too_large",
+        "deliveries_untaken",
         "packets_in",
         "publishes_dropped",
         "publishes_in",
@@ -47,7 +48,10 @@ class GatewayCounters:
         self.deliveries_returned = 0
         """Deliveries of shared subscriptions that went back to the other members unacknowledged."""
         self.deliveries_too_large = 0
-        """Messages that were not sent because they exceed the client's maximum packet size."""
+        """Messages that were not sent because they exceed the client's maximum packet size. Messages of shared subscriptions
+        are not among them, because other members may get them."""
+        self.deliveries_untaken = 0
+        """Deliveries of shared subscriptions that ended as failed attempts because no member could take the message."""
         self.queued_dropped = 0
         """Messages that were dropped because more than `mqtt.session_queued_max` of them waited for one client."""
         self.sessions_expired = 0

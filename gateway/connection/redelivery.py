@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.encoding import encode_redelivery
@@ -13,6 +13,11 @@ from penstock.gateway.protocol.packets import PUBREL
 from penstock.gateway.sessions.inflight import Slot
 from penstock.store.lightqueue import ENTRY
 from penstock.store.store import Store
+
+NOT_SENT_AGAIN: Final = (
+    "a member of the shared subscription was sent this message at QoS 2 and has not acknowledged it, and the member {}"
+)
+"""Why a message that must go to no other member is a dead letter."""
 
 
 class AnsweringOutlet(Outlet, Protocol):
@@ -64,7 +69,7 @@ class Redelivery:
                     self._release(packet_id)
                 continue
             if not self._subscriptions.is_wanted(slot):
-                self._give_up(packet_id, slot)
+                self._give_up(packet_id, slot, "may not have the subscription any more")
                 continue
             if permissions is not None:  # what the client may receive may have changed
                 admitted, decided = permissions.admit(ENTRY.pack(slot.position, slot.size, 0))
@@ -72,11 +77,13 @@ class Redelivery:
                     waiting.append(packet_id)
                     return False
                 if not admitted:
-                    self._give_up(packet_id, slot)
+                    self._give_up(packet_id, slot, "may not receive the message any more")
                     continue
             data = encode_redelivery(self._store, slot, packet_id, self._subscriptions.redelivery_options(slot))
-            if data is None or len(data) > (packet_bytes_max or len(data)):
+            if data is None:
                 self._give_up(packet_id, slot)
+            elif len(data) > (packet_bytes_max or len(data)):
+                self._give_up(packet_id, slot, "has a Maximum Packet Size below it now")
             else:
                 send = outlet.send_when_durable if lasts and slot.qos == 2 else outlet.send_publishes
                 send(data, 1)
@@ -90,8 +97,8 @@ class Redelivery:
         else:
             self._outlet.send(answer)
 
-    def _give_up(self, packet_id: int, slot: Slot) -> None:
-        """Free the packet id of a delivery that cannot go out again.
+    def _give_up(self, packet_id: int, slot: Slot, why: str = "") -> None:
+        """Free the packet id of a delivery that cannot go out again; `why` is empty if its message is gone.
 
         At QoS 2 the client may have the message, and would take the next one with this packet id for the same. So it gets a
         PUBREL, which a client answers whether it has the message or not, and the PUBCOMP frees the packet id.
@@ -102,5 +109,7 @@ class Redelivery:
             self._release(packet_id)
         else:
             del slots[packet_id]
-        if slot.delivery:  # no other member of the group gets it [MQTT-4.8.2-4]
+        if slot.delivery and why:  # no other member of the group gets it [MQTT-4.8.2-4]
+            self._settlements.dead_letter([slot.delivery], NOT_SENT_AGAIN.format(why))
+        elif slot.delivery:
             self._settlements.acknowledge([slot.delivery])

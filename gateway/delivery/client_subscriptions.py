@@ -207,6 +207,8 @@ class ClientSubscriptions:
             old.stop()
             subscription.number = old.number
             self.by_filter[topic_filter] = subscription
+            group.join(subscription)
+            old.release()
         else:
             session.subscribed += 1
             self.context.counters.subscriptions += 1
@@ -215,7 +217,7 @@ class ClientSubscriptions:
 
     def _add_shared(self, subscription: SharedSubscription, group: ShareGroup) -> None:
         self.by_filter[subscription.filter] = subscription
-        group.join()
+        group.join(subscription)
         self.context.counters.subscriptions_shared += 1
 
     # --- UNSUBSCRIBE ------------------------------------------------------------------------------------------------

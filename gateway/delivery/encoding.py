@@ -73,6 +73,8 @@ class EncodedBatch(NamedTuple):
     """The messages whose traces are sampled. Without tracing there are none."""
     stride: int = 0
     """Bytes from each slot to the next one, if these are the same for all slots of many; otherwise 0."""
+    too_large: Sequence[int] = ()
+    """Places, among the entries, of the messages that were left out because they exceed the client's maximum packet size."""
 
     def filled(self, packet_ids: Sequence[int]) -> bytes:
         """Return the packets with these packet ids in the slots."""
@@ -252,8 +254,8 @@ def encode_for_client(
     retain: bool = False,
     dup: bool = False,
     traces: MqttTraces | None = None,
-) -> tuple[EncodedBatch, int]:
-    """Return packets that are for one client alone, and the number of messages left out because they are too large.
+) -> EncodedBatch:
+    """Return packets that are for one client alone.
 
     For packets of MQTT 5.0 that can't be shared: with topic aliases, with a maximum packet size, of messages that several of
     the client's subscriptions match, and where the client's own messages are excluded. It costs several times as much a message
@@ -263,15 +265,17 @@ def encode_for_client(
         store: has the messages.
         entries: of a light queue.
         choose: returns how the client gets a message.
-        packet_bytes_max: the client's maximum packet size. A larger packet counts as sent [MQTT-3.1.2-25].
+        packet_bytes_max: the client's maximum packet size. A message that needs a larger packet is left out.
         aliases: of the connection, if the client accepts any. The batch must be sent, because it tells the client of new ones.
+            A message that fits only without an alias has none.
         retain, dup, traces: as in `encode_batch`.
     """
     parts: list[bytes] = []
     slots: list[Slot] = []
     traced: list[TracedMessage] = []
-    length = messages = too_large = 0
-    for position, size, _ in ENTRY.iter_unpack(entries):
+    too_large: list[int] = []
+    length = messages = 0
+    for place, (position, size, _) in enumerate(ENTRY.iter_unpack(entries)):
         data = store.read_intact(position, size)
         if data is None:
             continue
@@ -283,17 +287,20 @@ def encode_for_client(
             continue
         qos = min(flags & _QOS_MASK, options.qos)
         raw = to_wire(stored, now_ms) + _identifiers(options)
-        alias, is_known = aliases.lookup(topic) if aliases is not None else (0, False)
-        if alias:
-            raw += b"\x23" + U16.pack(alias)
-        properties = write_varint(len(raw)) + raw if options.is_v5 else b""
         flag = qos << 1 | (1 if retain or (options.keeps_retain and flags & _RETAIN) else 0)
         if dup and qos == 1:
             flag |= DUP
-        head = encode_publish_head(b"" if is_known else topic, len(properties) + len(body), flag)
-        packet_bytes = len(head) + len(properties) + len(body) + (2 if qos else 0)
+        alias, is_known = aliases.lookup(topic) if aliases is not None else (0, False)
+        while True:
+            fields = raw + b"\x23" + U16.pack(alias) if alias else raw
+            properties = write_varint(len(fields)) + fields if options.is_v5 else b""
+            head = encode_publish_head(b"" if alias and is_known else topic, len(properties) + len(body), flag)
+            packet_bytes = len(head) + len(properties) + len(body) + (2 if qos else 0)
+            if not alias or packet_bytes <= packet_bytes_max:
+                break
+            alias = 0
         if packet_bytes > packet_bytes_max:
-            too_large += 1
+            too_large.append(place)
             continue
         if aliases is not None and alias and not is_known:
             aliases.assign(topic, alias)
@@ -306,7 +313,7 @@ def encode_for_client(
         parts += (properties, body)
         length += packet_bytes
         messages += 1
-    return EncodedBatch(b"".join(parts), slots, messages, traced=traced or ()), too_large
+    return EncodedBatch(b"".join(parts), slots, messages, traced=traced or (), too_large=too_large or ())
 
 
 def encode_redelivery(store: Store, slot: Slot, packet_id: int, options: DeliveryOptions) -> bytes | None:

@@ -16,7 +16,7 @@ import structlog
 
 from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.delivery.shared_subscription import NO_REFUSERS, Refusers, SharedSubscription, select
-from penstock.pop.core.checkpoint import delivery_id
+from penstock.pop.core.checkpoint import delivery_id, delivery_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.poll import Poll, PopResult
@@ -25,6 +25,7 @@ from penstock.store.bodies import CHECKPOINT_ENTRY_DTYPE
 from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.lightqueue import ENTRY_BYTES, ENTRY_DTYPE
+from penstock.store.record import topic_of
 
 logger = structlog.get_logger("gateway")
 
@@ -38,10 +39,23 @@ ASKED_MAX: Final = 16
 """Members whose room is looked up before messages are taken."""
 
 REFUSERS_MAX: Final = 16
-"""Members that are offered a message, one after the other, if the plugins keep it from those before them."""
+"""Members that are offered a message, one after the other, if those before them can't take it."""
 
 REFUSED_MAX: Final = 64
 """Sets of refusers whose messages are kept for other members."""
+
+UNTAKEN: Final = (
+    "no member of the shared subscription could take this message: it exceeds their Maximum Packet Size, or they may not "
+    "receive it"
+)
+"""Why a message is a dead letter."""
+
+UNTAKEN_LOG_S: Final = 60.0
+"""Seconds between two log lines of one group about messages that no member could take."""
+
+KEPT_S_MAX: Final = 10.0
+"""Seconds that messages wait for room of the members that can take them, before other consumers of the group may get them. It
+is less if half of `mqtt.share_ack_timeout_ms` is less, so that the messages return before that time counts as an attempt."""
 
 RETRY_S: Final = 1.0
 """Seconds after which a group tries again to take messages, or to be created, if a limit prevented it."""
@@ -78,17 +92,21 @@ class ShareGroup:
         "_ack_timeout_ms",
         "_core",
         "_done",
+        "_failed",
         "_loop",
+        "_members",
+        "_next_log_s",
         "_poll",
         "_polls",
         "_refused",
         "_registry",
         "_retry",
+        "_return",
         "_scheduled",
         "_settlements",
+        "_untaken",
         "_waiting",
         "causer",
-        "count",
         "filter",
         "group",
         "name",
@@ -116,17 +134,29 @@ class ShareGroup:
         self.causer = causer
         self.group = registry.find_or_create(name, topic_filter, causer)
         """The POP group that the members consume."""
-        self.count = 0
-        """Number of members: subscriptions of connected clients."""
+        self._members: set[SharedSubscription] = set()
+        """Subscriptions of connected clients."""
         self._waiting: OrderedDict[SharedSubscription, None] = OrderedDict()
         """Members that had room when they were last seen. The one whose turn is next comes first."""
         self._poll: Poll | None = None
         """Waits at the POP group for messages: one poll for all members."""
         self._done: list[int] = []
+        self._failed: list[int] = []
+        """Deliveries that no member could take."""
         self._refused: dict[Refusers, tuple[bytearray, list[int]]] = {}
-        """Messages that the plugins keep from some members, until others have room for them."""
+        """Messages that some members can't take, until others have room for them."""
+        self._return: asyncio.TimerHandle | None = None
+        """Returns what is in `_refused` to the group before its time has passed."""
+        self._untaken = 0
+        """Deliveries that no member could take since the last log line about them."""
+        self._next_log_s = 0.0
         self._scheduled = False
         self._retry: asyncio.TimerHandle | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of members."""
+        return len(self._members)
 
     def enqueue(self, member: SharedSubscription) -> None:
         """Let a member with room wait for its turn."""
@@ -139,20 +169,20 @@ class ShareGroup:
         if not self._waiting:
             self._cancel_poll()
 
-    def join(self) -> None:
-        """Count one more member."""
-        self.count += 1
+    def join(self, member: SharedSubscription) -> None:
+        """Add a member to the group."""
+        self._members.add(member)
 
-    def leave(self) -> None:
-        """Take one member out of the group. When the last one leaves, the group gives up what it keeps."""
-        self.count -= 1
-        if not self.count:
-            self.flush()
+    def leave(self, member: SharedSubscription) -> None:
+        """Take a member out of the group. When the last one leaves, the group gives up what it keeps."""
+        self._members.remove(member)
+        if not self._members:
             if self._retry is not None:
                 self._retry.cancel()
-            for _, deliveries in self._refused.values():
-                self.revive(deliveries)
-            self._refused.clear()
+            self._return_refused()
+        for refusers in [each for each in self._refused if self._members <= each]:
+            self._failed += self._refused.pop(refusers)[1]
+        self.flush()
         self._registry.forget_unused(self)
 
     # --- taking messages --------------------------------------------------------------------------------------------
@@ -178,8 +208,13 @@ class ShareGroup:
         self._pump_soon()
 
     def _room(self) -> int:
-        """Return how many messages to take: as many as the first members have room for, and one for each other member."""
-        while self._waiting:
+        """Return how many messages to take: as many as the first members have room for, and one for each other member.
+
+        Together with the messages that are kept for other members, there are no more than `TAKE_MAX`: otherwise a member that
+        can take few of them would empty the queue for one that is busy.
+        """
+        kept = sum(len(deliveries) for _, deliveries in self._refused.values()) if self._refused else 0
+        while self._waiting and kept < TAKE_MAX:
             room = 0
             for member in tuple(islice(self._waiting, ASKED_MAX)):
                 member_room = member.room
@@ -187,7 +222,7 @@ class ShareGroup:
                 if member_room <= 0:
                     member.fall_behind()
             if room:
-                return min(max(room, len(self._waiting)), TAKE_MAX)
+                return min(max(room, len(self._waiting)), TAKE_MAX - kept)
         return 0
 
     def _pump_soon(self) -> None:
@@ -284,29 +319,42 @@ class ShareGroup:
             self.revive(deliveries[at:])
 
     def offer_others(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
-        """Offer messages to other members than those that may not have them.
+        """Offer messages to other members than those that can't take them. The caller calls `flush` afterwards.
 
-        If no member may have them, or `REFUSERS_MAX` members were asked, the deliveries stay open until their time has passed.
-        Then they are a new attempt, and the number of attempts is limited. So no message is passed around for ever.
+        If no member can take them, or `REFUSERS_MAX` members were asked, the attempt has failed, and the number of attempts is
+        limited. So no message is passed around for ever. Messages above `REFUSED_MAX` return to the group when their time has
+        passed.
         """
-        if len(refusers) >= min(self.count, REFUSERS_MAX):
+        if len(refusers) >= REFUSERS_MAX or self._members <= refusers:
+            self._failed += deliveries
             return
         kept = self._refused.get(refusers)
         if kept is None:
             if len(self._refused) >= REFUSED_MAX:
                 return
             kept = self._refused[refusers] = bytearray(), []
-        if len(kept[1]) < TAKE_MAX:
-            kept[0].extend(entries)
-            kept[1].extend(deliveries)
+        kept[0].extend(entries)
+        kept[1].extend(deliveries)
+        if self._return is None:
+            self._return = self._loop.call_later(min(KEPT_S_MAX, self._ack_timeout_ms / 2000), self._return_refused)
         self._pump_soon()
 
+    def _return_refused(self) -> None:
+        """Return messages to the group, uncounted, for which those members that could take them have had no room for long."""
+        if self._return is not None:
+            self._return.cancel()
+            self._return = None
+        refused, self._refused = self._refused, {}
+        if refused:
+            self.revive([delivery for _, deliveries in refused.values() for delivery in deliveries])
+            self._pump_soon()
+
     def _offer_refused(self) -> None:
-        """Give messages that some members may not have to others that wait."""
+        """Give messages that some members can't take to others that wait: first to one that takes the largest packets."""
         for refusers in tuple(self._refused):
             while refusers in self._refused:
-                asked = islice(self._waiting, REFUSERS_MAX + 1)
-                member = next((each for each in asked if each not in refusers and each.room > 0), None)
+                asked = (each for each in islice(self._waiting, REFUSERS_MAX + 1) if each not in refusers and each.room > 0)
+                member = max(asked, key=lambda each: each.packet_bytes_max, default=None)
                 if member is None:
                     break
                 self._waiting.move_to_end(member)
@@ -332,10 +380,41 @@ class ShareGroup:
         self._done += deliveries
 
     def flush(self) -> None:
-        """Acknowledge what was noted, in one record."""
+        """Settle what was noted: one record for what is acknowledged, and one for what no member could take."""
         done, self._done = self._done, []
         if done:
             self._settlements.acknowledge(done)
+        failed, self._failed = self._failed, []
+        if failed:
+            self._log_untaken(failed)
+            self._settlements.fail(failed, UNTAKEN)
+
+    def _log_untaken(self, deliveries: list[int]) -> None:
+        """Log how many messages no member could take, and one of them, unless the group has logged that lately."""
+        self._untaken += len(deliveries)
+        now_s = self._loop.time()
+        if now_s < self._next_log_s:
+            return
+        messages, topic = self._untaken, self._topic_of(deliveries[0])
+        logger.warning(
+            "shared.untaken",
+            group=self.name,
+            filter=self.filter[:80],
+            topic=topic,
+            messages=messages,
+            members=self.count,
+            why=UNTAKEN,
+        )
+        self._untaken = 0
+        self._next_log_s = now_s + UNTAKEN_LOG_S
+
+    def _topic_of(self, delivery: int) -> str:
+        """Return the topic of an open delivery's message, or its first part; empty if the message is gone."""
+        position, index = delivery_of(delivery)
+        checkpoint = self._core.checkpoints.get(position)
+        entry = checkpoint.entry(index) if checkpoint is not None else None
+        record = self._core.read(entry.position, entry.size) if entry is not None else None
+        return topic_of(record).decode(errors="replace")[:80] if record is not None else ""
 
     def revive(self, deliveries: list[int]) -> None:
         """Return deliveries to the group at once and uncounted, so that other members get them."""

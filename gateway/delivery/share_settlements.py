@@ -1,4 +1,4 @@
-"""Settles deliveries of shared subscriptions with POP: acknowledged, returned to the group, or a dead letter."""
+"""Settles deliveries of shared subscriptions with POP: acknowledged, returned to the group, failed, or a dead letter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ShareSettlements:
         self._loop: asyncio.AbstractEventLoop
         self._acked: list[int] = []
         """Deliveries that clients have acknowledged in this turn of the loop."""
-        self._owed: list[tuple[Kind, list[int]]] = []
+        self._owed: list[tuple[Kind, list[int], str]] = []
         """What the disk had no room for. Deliveries under way are bounded, and so is this list."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -53,9 +53,16 @@ class ShareSettlements:
         """Return deliveries to their groups at once and uncounted, so that other members get them."""
         self._settle(Kind.POP_REVIVED, list(deliveries))
 
-    def dead_letter(self, deliveries: Iterable[int]) -> None:
+    def fail(self, deliveries: Iterable[int], why: str) -> None:
+        """End deliveries as failed attempts, because no member could take them.
+
+        They return to their groups after the back-off, and after the last attempt they are dead letters that say why.
+        """
+        self._settle(Kind.POP_INVISIBLE_CHANGED, list(deliveries), why)
+
+    def dead_letter(self, deliveries: Iterable[int], why: str = "") -> None:
         """Make deliveries dead letters of their groups, so that no member gets them [MQTT-4.8.2-6]."""
-        self._settle(Kind.POP_DEAD_LETTER, list(deliveries))
+        self._settle(Kind.POP_DEAD_LETTER, list(deliveries), why)
 
     def return_unrecorded(self, client_id: str, known: Collection[int]) -> None:
         """Return to their groups the deliveries that stay with a client and that its session does not know.
@@ -79,14 +86,17 @@ class ShareSettlements:
     def settle_owed(self) -> None:
         """Settle what a full disk had no room for."""
         owed, self._owed = self._owed, []
-        for kind, deliveries in owed:
-            self._settle(kind, deliveries)
+        for kind, deliveries, why in owed:
+            self._settle(kind, deliveries, why)
 
-    def _settle(self, kind: Kind, deliveries: list[int]) -> None:
+    def _settle(self, kind: Kind, deliveries: list[int], why: str = "") -> None:
+        has_failed = kind is Kind.POP_INVISIBLE_CHANGED
         try:
-            settled = self._core.settle(kind, deliveries)
+            settled = self._core.fail(deliveries, why) if has_failed else self._core.settle(kind, deliveries, why)
         except DiskFull:
-            self._owed.append((kind, deliveries))
+            self._owed.append((kind, deliveries, why))
             return
-        if kind is Kind.POP_REVIVED:
+        if has_failed:
+            self._counters.deliveries_untaken += settled
+        elif kind is Kind.POP_REVIVED:
             self._counters.deliveries_returned += settled

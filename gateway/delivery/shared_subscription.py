@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
-from penstock.gateway.delivery.subscription import PUMP_ENTRIES, Subscriber, Subscription
+from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch, encode_for_client
+from penstock.gateway.delivery.subscription import PACKET_BYTES_UNLIMITED, PUMP_ENTRIES, Subscriber, Subscription
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.unrecorded import NOT_QUEUED
 from penstock.pop.core.group import ConsumerGroup
 from penstock.store.lightqueue import ENTRY_BYTES, entries_array
 
 Refusers = frozenset["SharedSubscription"]
-"""Members of a share group that the plugins don't allow some messages."""
+"""Members of a share group that can't take some messages: they may not have them, or the messages are too large for them."""
 
 NO_REFUSERS: Final[Refusers] = frozenset()
 
@@ -36,7 +36,7 @@ class ShareMembership(Protocol):
         """Note deliveries that need no acknowledgement of the client. `flush` acknowledges them."""
 
     def flush(self) -> None:
-        """Acknowledge what was noted, in one record."""
+        """Settle what was noted."""
 
     def revive(self, deliveries: list[int], /) -> None:
         """Return deliveries to the group at once and uncounted, so that other members get them."""
@@ -45,13 +45,13 @@ class ShareMembership(Protocol):
         """Keep deliveries invisible to others for as long as the session of a client may last; return their new ids."""
 
     def offer_others(self, entries: bytes, deliveries: list[int], refusers: Refusers, /) -> None:
-        """Offer messages to other members than those that may not have them."""
+        """Offer messages to other members than those that can't take them. The caller calls `flush` afterwards."""
 
     def still_open(self, entries: bytes, deliveries: list[int], /) -> tuple[bytes, list[int]]:
         """Return those messages whose invisible time has not passed."""
 
-    def leave(self) -> None:
-        """Take one member out of the group."""
+    def leave(self, member: SharedSubscription, /) -> None:
+        """Take a member out of the group."""
 
 
 class SharedSubscription(Subscription):
@@ -103,7 +103,7 @@ class SharedSubscription(Subscription):
         self._undecided.clear()
 
     def release(self) -> None:
-        self.group.leave()
+        self.group.leave(self)
 
     def fall_behind(self) -> None:
         super().fall_behind()
@@ -115,6 +115,11 @@ class SharedSubscription(Subscription):
         if not self.outlet.writable or self._undecided:
             return 0
         return min(self.session.inflight.room, PUMP_ENTRIES) if self.qos else PUMP_ENTRIES
+
+    @property
+    def packet_bytes_max(self) -> int:
+        """The client's maximum packet size, in bytes."""
+        return self.outlet.packet_bytes_max or PACKET_BYTES_UNLIMITED
 
     def pump(self) -> None:
         """Send what the plugins have decided about; wait for a turn in the group if there is room.
@@ -144,11 +149,11 @@ class SharedSubscription(Subscription):
         Args:
             entries: of a light queue.
             deliveries: the ids of their deliveries, in order.
-            refusers: the members that may not have them.
+            refusers: the members that can't take them.
         """
         permissions = self.outlet.permissions
         if permissions is None or permissions.passes_all:
-            self._send_all(entries, deliveries)
+            self._send_all(entries, deliveries, refusers)
         else:
             self._decide(entries, deliveries, refusers)
 
@@ -168,17 +173,23 @@ class SharedSubscription(Subscription):
         if len(yes) > room:  # Other deliveries have used the room up while the plugins decided.
             self.group.revive([deliveries[at] for at in yes[room:]])
         if yes[:room]:
-            self._send_all(*select(entries, deliveries, yes[:room]))
+            self._send_all(*select(entries, deliveries, yes[:room]), refusers)
         return decided == len(positions)
 
-    def _send_all(self, entries: bytes, deliveries: list[int]) -> None:
-        """Send messages.
+    def _send_all(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
+        """Send messages, and offer those that are too large for the client to others, as MQTT 5.0, 3.1.2.11.4 allows.
 
-        Deliveries that get no acknowledgement of the client are done at once: those at QoS 0, expired messages, and messages
-        too large for the client [MQTT-3.1.2-25].
+        Deliveries that get no acknowledgement of the client are done at once: those at QoS 0, and expired messages.
         """
         if self.is_own or self._may_reject:
-            batch = self._encode(entries, is_retained=False, is_repeated=False)
+            store, limit = self.context.store, self.packet_bytes_max
+            batch = encode_for_client(store, entries, self._options_alone, packet_bytes_max=limit, aliases=self.outlet.aliases)
+            if batch.too_large:
+                self.group.offer_others(*select(entries, deliveries, batch.too_large), refusers | {self})
+                too_large = set(batch.too_large)
+                entries, deliveries = select(entries, deliveries, [at for at in range(len(deliveries)) if at not in too_large])
+                if not deliveries:
+                    return
         else:  # POP has checked the checksums.
             batch = encode_batch(self.context.store, entries, self.options)
         done: list[int] = []
@@ -225,6 +236,6 @@ def _with_slots(batch: EncodedBatch, entries: bytes, deliveries: list[int]) -> t
     return waiting, others
 
 
-def select(entries: bytes, deliveries: list[int], places: list[int]) -> tuple[bytes, list[int]]:
+def select(entries: bytes, deliveries: list[int], places: Sequence[int]) -> tuple[bytes, list[int]]:
     """Return the messages at some places, as entries and deliveries."""
-    return entries_array(entries)[places].tobytes(), [deliveries[at] for at in places]
+    return entries_array(entries)[list(places)].tobytes(), [deliveries[at] for at in places]

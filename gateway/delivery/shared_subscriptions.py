@@ -12,9 +12,12 @@ delivery that the client does not acknowledge:
   After `share_ack_timeout_ms` the message is visible again as a new attempt, as after any consumer; a PUBACK that comes later
   still frees the packet id.
 - QoS 2: the delivery stays with its client for as long as the session lasts [MQTT-4.8.2-4]. If the session ends, nobody gets
-  the
-  message [MQTT-4.8.2-5].
+  the message [MQTT-4.8.2-5]. If the client comes back and can't take the message any more, it becomes a dead letter.
 - An acknowledgement that refuses the message makes it a dead letter of the group. No other member gets it [MQTT-4.8.2-6].
+
+A member can't take a message that it may not receive, or that is larger than its Maximum Packet Size. Such a message goes to
+another member (3.1.2.11.4). If no member can take it, the attempt has failed: the message returns to the group after the
+back-off, and is a dead letter after the last attempt.
 """
 
 from __future__ import annotations

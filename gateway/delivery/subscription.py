@@ -422,7 +422,7 @@ class Subscription:
                 verify_before=EVERY_POSITION,
                 traces=context.traces,
             )
-        batch, too_large = encode_for_client(
+        batch = encode_for_client(
             context.store,
             entries,
             self._options_alone if is_retained else self._options_with_siblings,
@@ -432,7 +432,7 @@ class Subscription:
             dup=is_repeated,
             traces=context.traces,
         )
-        context.counters.deliveries_too_large += too_large
+        context.counters.deliveries_too_large += len(batch.too_large)  # They count as sent [MQTT-3.1.2-25].
         return batch
 
     def _options_alone(self, topic: bytes, publisher: str) -> DeliveryOptions | None:

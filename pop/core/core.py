@@ -95,6 +95,7 @@ class PopCore:
         self.dead_letter = acknowledger.dead_letter
         self.change_invisible = visibility.change_invisible
         self.extend = visibility.extend
+        self.fail = visibility.fail
         self.kept_by = visibility.kept_by
         self.settle = settlement.settle
         self.is_open = settlement.is_open

@@ -24,7 +24,7 @@ _MESSAGE_PREFIX = Struct(">cIQ")
 _ROW = Struct("<QIHBq")
 
 DETAIL_BYTES_MAX = 2_000
-"""Maximum length of what a consumer says about a dead letter, in bytes of UTF-8."""
+"""Maximum length of the detail of a dead letter, in bytes of UTF-8."""
 
 Key = tuple[int, int, int]
 """Id of the `$dlq/` queue, position of the message, id of the group."""
@@ -53,7 +53,7 @@ class DeadLetter(NamedTuple):
         attempts: how often the message was handed out.
         reason: why it is a dead letter.
         failed_ms: when it became one, in ms since 1970.
-        detail: why a consumer dead-lettered it, in the consumer's words.
+        detail: why a consumer dead-lettered it, in the consumer's words; or why the last attempt failed, if the node knows.
     """
 
     queue_id: int

@@ -40,13 +40,14 @@ class Settlement:
         self._now_ms = now_ms
         self._counters = counters
 
-    def settle(self, kind: Kind, deliveries: Iterable[int]) -> int:
+    def settle(self, kind: Kind, deliveries: Iterable[int], detail: str = "") -> int:
         """Settle deliveries by their ids (`pop.core.checkpoint.delivery_id`); return how many were still open.
 
         Args:
             kind: POP_ACK acknowledges them; POP_DEAD_LETTER dead-letters them; POP_REVIVED requeues them: their messages are
                 visible at once, which doesn't count as an attempt.
             deliveries: their ids. Deliveries that are over are skipped.
+            detail: of dead letters: why they are; up to `DETAIL_BYTES_MAX` bytes.
 
         Raises:
             DiskFull: the disk had no room for all records. Try again with all deliveries.
@@ -72,7 +73,7 @@ class Settlement:
             if not references:
                 continue
             if kind is Kind.POP_DEAD_LETTER:
-                self._records.append_dead_letters(group, references, Reason.FORWARDED)
+                self._records.append_dead_letters(group, references, Reason.FORWARDED, detail)
             elif kind is Kind.POP_REVIVED:
                 self._records.append_requeued(group, references, level)
             else:

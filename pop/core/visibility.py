@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import orjson
 
 from penstock.pop.core.checkpoint import Checkpoint, delivery_id, delivery_of
+from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Delivery, Handles
 from penstock.pop.core.judging import Judge
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
-from penstock.store.bodies import CHANGE_ENTRY
+from penstock.store.bodies import CHANGE_ENTRY, REFERENCE
 from penstock.store.record import Flag, Kind
+
+FAILED_MAX: Final = 4096
+"""Failed deliveries in one record, which has 160 KiB then and fits into any segment."""
 
 
 class Visibility:
@@ -114,6 +119,41 @@ class Visibility:
         for position in sorted(self._state.kept.get(keeper, ())):
             found += [delivery_id(position, index) for index in self._state.checkpoints[position].open_indexes()]
         return found
+
+    def fail(self, deliveries: Iterable[int], detail: str) -> int:
+        """End deliveries, given by their ids, as failed attempts; return how many were still open.
+
+        Each message waits for its back-off. After its last attempt it becomes a dead letter with `detail`, at once. This is for
+        consumers inside the node. Deliveries that are over are skipped.
+
+        Args:
+            deliveries: their ids.
+            detail: why they failed; up to `DETAIL_BYTES_MAX` bytes.
+
+        Raises:
+            DiskFull: the disk had no room for all records. Try again with all deliveries.
+        """
+        state, now_ms = self._state, self._now_ms()
+        again: dict[int, list[tuple[int, int]]] = {}
+        dead: dict[int, list[bytes]] = {}
+        for delivery in dict.fromkeys(deliveries):
+            position, index = delivery_of(delivery)
+            checkpoint = state.checkpoints.get(position)
+            if checkpoint is None or not checkpoint.open >> index & 1 or now_ms >= checkpoint.deadline_ms:
+                continue
+            group_id = checkpoint.group_id
+            if checkpoint.entry(index).attempt >= state.groups_by_id[group_id].attempts_max:
+                dead.setdefault(group_id, []).append(REFERENCE.pack(position, index))
+            else:
+                again.setdefault(group_id, []).append((position, index))
+        for group_id, references in dead.items():
+            self._records.append_dead_letters(state.groups_by_id[group_id], references, Reason.ATTEMPTS_EXHAUSTED, detail)
+        for group_id, pairs in again.items():
+            for at in range(0, len(pairs), FAILED_MAX):
+                self._append_change(group_id, 0, Flag.RETURNED, pairs[at : at + FAILED_MAX])
+        for group_id in again | dead:
+            self._serve(state.groups_by_id[group_id])  # the group has room below its in-flight limit again
+        return sum(map(len, dead.values())) + sum(map(len, again.values()))
 
     def _append_change(
         self, group_id: int, invisible_ms: int, flags: int, deliveries: list[tuple[int, int]], keeper: str = ""

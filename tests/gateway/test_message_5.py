@@ -218,6 +218,25 @@ async def test_a_message_that_is_too_large_for_a_client_is_left_out_for_it(broke
     assert broker.node.gateway.counters.deliveries_too_large == 2
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_message_that_fits_only_without_an_alias_has_none(start_broker: StartBroker, qos: int) -> None:
+    """[MQTT-3.1.2-24], [MQTT-3.1.2-25]: the alias takes 3 bytes, and the second time it saves a topic of one byte."""
+    broker = await start_broker(sent_topic_alias_max=64)
+    client = await broker.connect_5("client", about={Property.TOPIC_ALIAS_MAXIMUM: 2, Property.MAXIMUM_PACKET_SIZE: 100})
+    publisher = await broker.connect("publisher")
+    await client.subscribe(("+", qos))
+    fits = 100 - (2 + 3 + 1 + 2 * qos)  # fixed header, topic, properties, packet id
+    sizes = [fits + 1, fits, fits - 1, fits - 2, fits - 3, fits + 1, fits, fits - 1, fits - 2]
+    for size in sizes:
+        await publisher.publish("a", bytes(size), 1)
+    got = [
+        (len(message.body) - fits, message.topic, found.get(Property.TOPIC_ALIAS))
+        for message, found in await client.messages_with()
+    ]
+    assert got == [(0, "a", None), (-1, "a", None), (-2, "a", None), (-3, "a", 1), (0, "a", None), (-1, "a", None), (-2, "", 1)]
+    assert broker.node.gateway.counters.deliveries_too_large == 2
+
+
 # --- overlapping subscriptions, identifiers -----------------------------------------------------------------------------------
 
 

@@ -70,6 +70,34 @@ def test_deliveries_that_are_over_are_skipped(parts: Parts) -> None:
     assert settle(parts, Kind.POP_ACK, two) == 0
 
 
+@pytest.mark.parametrize("is_after_crash", [False, True])
+def test_failed_deliveries_wait_for_their_back_off_and_become_dead_letters_that_say_why(
+    parts: Parts, is_after_crash: bool
+) -> None:
+    parts.create(attempts_max=2, backoff=(5_000,))
+    parts.publish(b"a", b"b")
+    first = take(parts)
+    assert parts.core.fail([first[0], first[0], first[1], delivery_id(1)], "too large") == 2
+    parts.store.commit()
+    assert not any(parts.core.is_open(delivery) for delivery in first)
+    if is_after_crash:
+        parts = parts.after_crash("crashed")
+    parts.advance(4_999)
+    assert take(parts) == []
+    parts.advance(1)
+    second = take(parts)
+    assert len(second) == 2
+    assert parts.core.fail(second[:1], "still too large") == 1
+    assert parts.core.fail(second[:1], "still too large") == 0
+    parts.store.commit()
+    if is_after_crash:
+        parts = parts.after_crash("crashed again")
+    (letter,) = parts.dead_letters.list(GROUP)
+    assert (letter.reason, letter.attempts, letter.detail) == (Reason.ATTEMPTS_EXHAUSTED, 2, "still too large")
+    assert parts.group().in_flight == 1
+    parts.close()
+
+
 def test_an_extended_delivery_stays_invisible_and_has_another_id(parts: Parts) -> None:
     parts.publish(b"a", b"b", b"c")
     one, two, three = take(parts)

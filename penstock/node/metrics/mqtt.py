@@ -111,6 +111,11 @@ class MqttMessageCollector(Collector):
             "Deliveries skipped because they exceed the client's maximum packet size.",
             counters.deliveries_too_large,
         )
+        yield counter(
+            "penstock_mqtt_deliveries_untaken",
+            "Attempts to deliver a message of a shared subscription that failed because no member could take it.",
+            counters.deliveries_untaken,
+        )
         yield gauge("penstock_mqtt_retained", "Retained messages.", len(self._retained))
         yield from self._sessions()
         yield from self._subscriptions()
