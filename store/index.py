@@ -106,6 +106,7 @@ class KeySpace(bytes, Enum):
     CHECKPOINT = b"C"
     ORDER = b"O"
     DEAD = b"D"
+    REDRIVEN = b"d"
     TRANSACTION = b"X"
     TIMER = b"T"
     TIMER_KEY = b"K"

@@ -79,7 +79,8 @@ class Redelivery:
                 if not admitted:
                     self._give_up(packet_id, slot, "may not receive the message any more")
                     continue
-            data = encode_redelivery(self._store, slot, packet_id, self._subscriptions.redelivery_options(slot))
+            options, lasting = self._subscriptions.redelivery_options(slot), self._subscriptions.lasting(slot)
+            data = encode_redelivery(self._store, slot, packet_id, options, lasting=lasting)
             if data is None:
                 self._give_up(packet_id, slot)
             elif len(data) > (packet_bytes_max or len(data)):

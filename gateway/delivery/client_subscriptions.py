@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -113,6 +113,10 @@ class ClientSubscriptions:
             matching = self.matching(slot_topic(self.context.store, slot).decode()) if is_v5 else ()
             found = combined_options(matching, "")
         return found or DeliveryOptions(2, is_v5)
+
+    def lasting(self, slot: Slot) -> Container[int]:
+        """Return the positions of messages that don't expire, as far as a delivery of an earlier connection is concerned."""
+        return self._deliveries.shared.redriven_with(slot.delivery) if slot.delivery else ()
 
     # --- SUBSCRIBE --------------------------------------------------------------------------------------------------
 

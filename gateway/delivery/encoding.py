@@ -9,7 +9,7 @@ Every delivery is encoded here, so this is where messages are left out that have
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -106,6 +106,7 @@ def encode_batch(
     dup: bool = False,
     verify_before: int = 0,
     traces: MqttTraces | None = None,
+    lasting: Container[int] = (),
 ) -> EncodedBatch:
     """Return the packets for light-queue entries, each at the lower of the message's QoS and the granted one [MQTT-3.8.4-8].
 
@@ -122,6 +123,7 @@ def encode_batch(
         verify_before: position before which each record is checked against its checksum, and left out if that is wrong or a
             repair has set the record aside. Those that were written just now need no check.
         traces: finds the messages whose traces are sampled; None without tracing.
+        lasting: positions of messages that don't expire, whatever their publishers said.
     """
     unpack, pack_head = HEADER.unpack_from, _SHORT_HEAD.pack
     qos_max, is_v5, keeps_retain, _ = options
@@ -174,6 +176,8 @@ def encode_batch(
         properties = bare
         if props_len:
             stored, now_ms = decode_properties(data[topic_stop:body_from]), store.now_for(store_ms)
+            if stored.expires_at_ms and position in lasting:
+                stored = stored._replace(expires_at_ms=0)
             if stored.expires_at_ms and stored.expires_at_ms <= now_ms:  # [MQTT-3.3.2-5]
                 left_out += 1
                 continue
@@ -254,6 +258,7 @@ def encode_for_client(
     retain: bool = False,
     dup: bool = False,
     traces: MqttTraces | None = None,
+    lasting: Container[int] = (),
 ) -> EncodedBatch:
     """Return packets that are for one client alone.
 
@@ -268,7 +273,7 @@ def encode_for_client(
         packet_bytes_max: the client's maximum packet size. A message that needs a larger packet is left out.
         aliases: of the connection, if the client accepts any. The batch must be sent, because it tells the client of new ones.
             A message that fits only without an alias has none.
-        retain, dup, traces: as in `encode_batch`.
+        retain, dup, traces, lasting: as in `encode_batch`.
     """
     parts: list[bytes] = []
     slots: list[Slot] = []
@@ -282,6 +287,8 @@ def encode_for_client(
         flags = data[FLAGS_AT]
         topic, encoded, body = split(data)
         stored, now_ms = decode_properties(encoded), store.now_for(store_ms_of(data))
+        if stored.expires_at_ms and position in lasting:
+            stored = stored._replace(expires_at_ms=0)
         options = choose(topic, stored.publisher)
         if options is None or (stored.expires_at_ms and stored.expires_at_ms <= now_ms):
             continue
@@ -316,8 +323,13 @@ def encode_for_client(
     return EncodedBatch(b"".join(parts), slots, messages, traced=traced or (), too_large=too_large or ())
 
 
-def encode_redelivery(store: Store, slot: Slot, packet_id: int, options: DeliveryOptions) -> bytes | None:
-    """Return the packet of a delivery that is sent once more, with DUP [MQTT-3.3.1-1]; None if its message is gone."""
+def encode_redelivery(
+    store: Store, slot: Slot, packet_id: int, options: DeliveryOptions, *, lasting: Container[int] = ()
+) -> bytes | None:
+    """Return the packet of a delivery that is sent once more, with DUP [MQTT-3.3.1-1]; None if its message is gone.
+
+    `lasting` as in `encode_batch`.
+    """
     data = store.read_intact(slot.position, slot.size)
     if data is None:
         return None
@@ -325,6 +337,8 @@ def encode_redelivery(store: Store, slot: Slot, packet_id: int, options: Deliver
     properties = b""
     if options.is_v5:
         stored = decode_properties(encoded)
+        if stored.expires_at_ms and slot.position in lasting:
+            stored = stored._replace(expires_at_ms=0)
         raw = to_wire(stored, store.now_for(store_ms_of(data))) + _identifiers(options)
         properties = write_varint(len(raw)) + raw
     return encode_publish(topic, body, slot.qos, dup=True, packet_id=packet_id, properties=properties)

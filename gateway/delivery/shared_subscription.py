@@ -183,7 +183,14 @@ class SharedSubscription(Subscription):
         """
         if self.is_own or self._may_reject:
             store, limit = self.context.store, self.packet_bytes_max
-            batch = encode_for_client(store, entries, self._options_alone, packet_bytes_max=limit, aliases=self.outlet.aliases)
+            batch = encode_for_client(
+                store,
+                entries,
+                self._options_alone,
+                packet_bytes_max=limit,
+                aliases=self.outlet.aliases,
+                lasting=self.group.group.redriven,
+            )
             if batch.too_large:
                 self.group.offer_others(*select(entries, deliveries, batch.too_large), refusers | {self})
                 too_large = set(batch.too_large)
@@ -191,7 +198,7 @@ class SharedSubscription(Subscription):
                 if not deliveries:
                     return
         else:  # POP has checked the checksums.
-            batch = encode_batch(self.context.store, entries, self.options)
+            batch = encode_batch(self.context.store, entries, self.options, lasting=self.group.group.redriven)
         done: list[int] = []
         if len(batch.slots) < len(deliveries):
             deliveries, done = _with_slots(batch, entries, deliveries)

@@ -23,7 +23,7 @@ back-off, and is a dead letter after the last attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from penstock.gateway.counters import GatewayCounters
@@ -179,9 +179,17 @@ class SharedSubscriptions:
 
     def filter_of(self, delivery: int) -> str | None:
         """Return the filter, with `$share/`, of the subscription of a delivery; None if its group is gone."""
-        checkpoint = self._checkpoints.get(delivery_of(delivery)[0])
-        group = self._pop_groups.with_id(checkpoint.group_id) if checkpoint is not None else None
+        group = self._group_of(delivery)
         return f"{SHARE}{group.name}/{group.filter}" if group is not None else None
+
+    def redriven_with(self, delivery: int) -> Container[int]:
+        """Return the positions of the messages that the group of a delivery has got back from its dead letters."""
+        group = self._group_of(delivery)
+        return group.redriven if group is not None else ()
+
+    def _group_of(self, delivery: int) -> ConsumerGroup | None:
+        checkpoint = self._checkpoints.get(delivery_of(delivery)[0])
+        return self._pop_groups.with_id(checkpoint.group_id) if checkpoint is not None else None
 
     def leave(self, session: Session) -> None:
         """Give up the deliveries of a client whose connection has ended. Those of QoS 2 stay with its session.

@@ -61,6 +61,7 @@ _KEYS: dict[KeySpace, tuple[Struct, str]] = {
     KeySpace.CHECKPOINT: (Struct(">Q"), "checkpoint at position {}"),
     KeySpace.ORDER: (Struct(">IQ"), "group {}, position {}"),
     KeySpace.DEAD: (Struct(">IQI"), "queue {}, position {}, number {}"),
+    KeySpace.REDRIVEN: (Struct(">IQ"), "group {}, position {}"),
     KeySpace.TRANSACTION: (Struct(">Q"), "transaction at position {}"),
     KeySpace.SENT_ID: (Struct(">Q"), "deduplication id of the message at position {}"),
     KeySpace.TIMER_KEY: (Struct(">Q"), "key of the message at position {}"),

@@ -141,8 +141,16 @@ class PopCore:
         self._revival.revive(checkpoints)
 
     def _forget_dropped(self) -> Iterator[None]:
-        """Forget the dead letters whose messages retention has dropped. Yields after each, so that the work can be sliced."""
+        """Forget the dead letters, and the redriven ones, whose messages retention has dropped.
+
+        Yields after each, so that the work can be sliced.
+        """
         for letter in self._state.dead_letters.before(self._store.log.start):
             if self._store.is_expired(letter.position):
                 self._state.forget(letter)
             yield
+        for group in tuple(self.groups):
+            for position in group.redriven.before(self._store.log.start):
+                if self._store.is_expired(position):
+                    self._state.forget_redriven(group, position)
+                yield

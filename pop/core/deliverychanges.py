@@ -222,6 +222,7 @@ class DeliveryChanges:
         for number, (position, size) in enumerate(TIMER_ENTRY.iter_unpack(record.body)):
             self._dead_letters.remove((queue.id, position, group.id))
             group.dead_letter_count -= 1
+            group.redriven.add(position)
             key = keys[number] if keys else NO_KEY
             if group.order is not None and key != NO_KEY:
                 # The message goes before all parked messages of its message group, but not beside one that is in flight.

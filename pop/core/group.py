@@ -11,6 +11,7 @@ from penstock.pop.backoff import Backoff
 from penstock.pop.core.expression import Expression, compile_expression
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import FifoOrder
+from penstock.pop.core.redriven import RedrivenMessages
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.accounts import NODE_ACCOUNT
@@ -42,6 +43,7 @@ class ConsumerGroup:
         retry: the light queue of its retries.
         settings: what was set for it.
         options: what applies where nothing was set.
+        redriven: what it has got back from its dead letters.
         account: id of the account that is charged for it (`store.ledger`).
     """
 
@@ -73,6 +75,7 @@ class ConsumerGroup:
         "order",
         "polls",
         "queue",
+        "redriven",
         "retry",
         "retry_cursor",
         "retry_scanned",
@@ -94,6 +97,7 @@ class ConsumerGroup:
         retry: LightQueue,
         settings: GroupSettings,
         options: PopOptions,
+        redriven: RedrivenMessages,
         account: int = NODE_ACCOUNT,
     ) -> None:
         self.id = group_id
@@ -102,6 +106,7 @@ class ConsumerGroup:
         self.filter = topic_filter
         self.queue = queue
         self.retry = retry
+        self.redriven = redriven
         self.epoch = 0
         """Number of resets."""
         self.cursor = 0

@@ -111,6 +111,7 @@ class GroupChanges:
             group.epoch += 1
             if group.order is not None:
                 group.order.clear()
+            group.redriven.clear()
         self._close_named(record, group)
         self._groups.changed.add(group.id)
 

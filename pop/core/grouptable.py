@@ -1,6 +1,7 @@
 """The groups, and their rows in the index.
 
-Rows of the index: key b"G", group id u32 big-endian, value `ConsumerGroup.row`; and those of `pop.core.order`.
+Rows of the index: key b"G", group id u32 big-endian, value `ConsumerGroup.row`; and those of `pop.core.order` and
+`pop.core.redriven`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import orjson
 from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import delete_order
+from penstock.pop.core.redriven import RedrivenMessages, delete_redriven
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.index import Batch, Index, KeySpace
@@ -53,13 +55,16 @@ class GroupTable:
         self.orders_deleted: set[int] = set()
         """Ids of the groups whose order rows must be deleted."""
         self._deleted: list[int] = []
+        self._index: Index | None = None
 
     def add(self, group_id: int, row: dict[str, Any]) -> ConsumerGroup:
         """Add the group that an index row describes."""
         name, topic_filter = row["name"], row["filter"]
         queue, retry = self._queues.get(row["queue"]), self._queues.get(row["retry"])
         settings = GroupSettings.from_row(row.get("settings", {}))
-        group = ConsumerGroup(group_id, name, topic_filter, queue, retry, settings, self._options, row["account"])
+        assert self._index is not None
+        redriven = RedrivenMessages(group_id, self._index)
+        group = ConsumerGroup(group_id, name, topic_filter, queue, retry, settings, self._options, redriven, row["account"])
         group.cursor = group.scanned = row["cursor"]
         group.retry_cursor = row["retry_cursor"]
         group.epoch = row["epoch"]
@@ -104,6 +109,7 @@ class GroupTable:
 
     def load(self, index: Index) -> None:
         """Read all rows, also that of the damaged ranges."""
+        self._index = index
         for key, value in index.rows(bytes(KeySpace.GROUP)):
             group_id = _GROUP_KEY.unpack(key)[1]
             if group_id == DAMAGES_ROW:
@@ -119,11 +125,13 @@ class GroupTable:
             batch.put(_GROUP_KEY.pack(KeySpace.GROUP, DAMAGES_ROW), self._damages.row())
         for group_id in self._deleted:
             batch.delete(_GROUP_KEY.pack(KeySpace.GROUP, group_id))
+            delete_redriven(batch, group_id)
         for group_id in self.orders_deleted:
             delete_order(batch, group_id)
         for group_id in self.changed:
             group = self.by_id[group_id]
             batch.put(_GROUP_KEY.pack(KeySpace.GROUP, group_id), group.row())
+            group.redriven.save(batch)
             if group.order is not None:
                 group.order.save(batch, group_id)
         self._deleted.clear()

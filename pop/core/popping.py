@@ -197,7 +197,7 @@ class Popper:
     def _ack_expired(self, group: ConsumerGroup, checkpoint: Checkpoint, records: list[bytes | None]) -> None:
         """Acknowledge messages whose time to live (MQTT 5.0, 3.3.2.3.3) has passed, and remove their records from `records`.
 
-        Dead letters don't expire: an operator must be able to see them.
+        Dead letters don't expire: an operator must be able to see them. Nor do they after a redrive.
         """
         now_ms, now_for = self._store.now_ms(), self._store.now_for
         expired = [
@@ -208,7 +208,10 @@ class Popper:
             and 0 < (expires_at_ms := expires_at_ms_of(data)) <= now_ms
             and expires_at_ms <= now_for(store_ms_of(data))
         ]
-        if not expired or group.filter.startswith(DEAD_LETTERS):
+        if group.filter.startswith(DEAD_LETTERS):
+            return
+        expired = [at for at in expired if checkpoint.entry(at).position not in group.redriven]
+        if not expired:
             return
         for index in expired:
             records[index] = None

@@ -1,7 +1,8 @@
 """The state of POP: groups, checkpoints and dead letters, as the records of the log have made them.
 
 The parts of `PopCore` decide and append records. Only applying a record changes the state: when the record is appended, and
-when recovery reads it again. Therefore recovery always comes to the same state. (`forget` has no record; it follows retention.)
+when recovery reads it again. Therefore recovery always comes to the same state. (`forget` and
+`forget_redriven` have no records; they follow retention.)
 """
 
 from __future__ import annotations
@@ -103,6 +104,12 @@ class PopState:
         group = self.groups_by_id.get(letter.group_id)
         if group is not None:
             group.dead_letter_count -= 1
+            self._groups.changed.add(group.id)
+
+    def forget_redriven(self, group: ConsumerGroup, position: int) -> None:
+        """Forget that a group has got a message back from its dead letters, because retention has dropped the message."""
+        if not group.is_deleted:
+            group.redriven.remove(position)
             self._groups.changed.add(group.id)
 
     # --- the part of the store --------------------------------------------------------------------------------------

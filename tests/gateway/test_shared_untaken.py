@@ -13,8 +13,10 @@ from penstock.gateway.delivery import share_group
 from penstock.gateway.protocol.encode import encode_acks
 from penstock.gateway.protocol.packets import PUBACK, PUBREL
 from penstock.gateway.protocol.properties import Property
+from penstock.pop.core.checkpoint import delivery_id
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.settings import GroupSettings
+from penstock.store.record import Kind
 from tests.gateway.brokers import StartBroker
 from tests.gateway.logins import plugins
 from tests.gateway.scripted_plugins import Script
@@ -188,6 +190,33 @@ async def test_members_that_have_left_do_not_count_as_asked(broker: Broker) -> N
     assert (await small.drained(), untaken(broker)) == ([], 0)
     await busy.send(encode_acks(PUBACK, first))
     assert (await busy.message()).body == BIG
+
+
+async def redrive_expired(broker: Broker) -> None:
+    """Redrive a dead letter of the group of `SHARED` whose time to live has passed."""
+    create_group(broker)
+    publisher = await broker.connect_5("publisher")
+    await publisher.publish_with("a/b", b"poison", {Property.MESSAGE_EXPIRY_S: 60}, 2)
+    pop = broker.node.pop
+    taken = pop.pop(group_of(broker), 1, 10_000)
+    assert taken is not None
+    assert pop.settle(Kind.POP_DEAD_LETTER, [delivery_id(taken.checkpoint.position)]) == 1
+    broker.clock.advance(61_000)
+    assert pop.dead_letter_admin.redrive("g") == 1
+
+
+@pytest.mark.parametrize("about", [{}, {Property.TOPIC_ALIAS_MAXIMUM: 1}])
+async def test_a_redriven_message_does_not_expire(broker: Broker, about: dict[Property, int]) -> None:
+    await redrive_expired(broker)
+    one = await member(broker, "one", 2, about=LASTS | about)
+    (sent,) = await one.messages_with()  # and the connection ends before the client acknowledges it
+    one.reset()
+    await until(lambda: "one" in broker.away())
+    one = await broker.connect_5("one", flags=0, about=LASTS | about)
+    for message, properties in (sent, await one.message_with()):
+        assert (message.body, message.qos, Property.MESSAGE_EXPIRY_S in properties) == (b"poison", 2, False)
+    await until(lambda: group_of(broker).in_flight == 0)
+    assert broker.node.pop.counters.expired == 0
 
 
 @pytest.mark.parametrize("why", ["too large", "forbidden"])

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import BATCHES_MAX
 from penstock.pop.grpc.consumestream import ConsumeStream
+from penstock.store.index import KeySpace
 from penstock.store.properties import Properties
-from tests.pop.wiring import GROUP, Parts
+from tests.pop.wiring import FILTER, GROUP, Parts
 from tests.waiting import WAIT_S_MAX
 
 
@@ -103,3 +106,66 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     stream.end(give_back=True, is_broken=False)
     assert group.in_flight == 0
     await parts.store.close()
+
+
+# --- dead letters and what was redriven -------------------------------------------------------------------------------
+
+
+def fail(parts: Parts, attempts: int) -> None:
+    """Let the attempts of the message `poison` fail, from the first one on."""
+    for attempt in range(1, attempts + 1):
+        assert [(message.body, message.attempt) for message in parts.pop()] == [(b"poison", attempt)]
+        parts.advance(10_000)
+
+
+@pytest.mark.parametrize("expires", ["before the redrive", "after the redrive"])
+@pytest.mark.parametrize("fifo", [False, True])
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_a_redriven_message_has_no_time_to_live(parts: Parts, keep_index: bool, fifo: bool, expires: str) -> None:
+    parts.create(attempts_max=2, fifo=fifo)
+    publish(parts, b"poison", ttl_ms=30_000)
+    fail(parts, attempts=2)
+    parts.advance(30_000 if expires == "before the redrive" else 9_000)
+    assert parts.dead_letters.redrive(GROUP) == 1
+    parts.store.commit()
+    parts.advance(2_000)
+    after = parts.after_crash("restarted", keep_index=keep_index)
+    fail(after, attempts=1)
+    again = after.after_crash("between attempts", keep_index=keep_index)
+    assert [(message.body, message.attempt) for message in again.pop()] == [(b"poison", 2)]
+    again.advance(10_000)
+    assert again.dead_letters.redrive(GROUP) == 1
+    again.store.commit()
+    (message,) = again.pop()
+    assert again.ack(message.handle) == [AckOutcome.OK]
+    assert (again.pop(), again.group().in_flight, again.core.counters.expired) == ([], 0, 0)
+    again.close()
+
+
+def test_only_what_was_redriven_does_not_expire(parts: Parts) -> None:
+    parts.create(attempts_max=2)
+    parts.create("other", attempts_max=2)
+    publish(parts, b"poison", ttl_ms=60_000)
+    fail(parts, attempts=2)
+    publish(parts, b"beside it", ttl_ms=5_000)
+    parts.pop()
+    parts.advance(60_000)
+    parts.dead_letters.redrive(GROUP)
+    assert bodies(parts) == [b"poison"]
+    assert parts.pop(group="other") == []
+    assert parts.core.counters.expired == 3
+
+
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_a_reset_gives_what_was_redriven_its_time_to_live_again(parts: Parts, keep_index: bool) -> None:
+    parts.create(attempts_max=1)
+    publish(parts, b"poison", ttl_ms=30_000)
+    fail(parts, attempts=1)
+    parts.dead_letters.redrive(GROUP)
+    parts.advance(60_000)
+    parts.admin.reset(GROUP, FILTER, ResetTo(end="earliest"))
+    assert bodies(parts) == []
+    after = parts.after_crash("restarted", keep_index=keep_index)
+    assert bodies(after) == []
+    assert [*after.store.index.rows(bytes(KeySpace.REDRIVEN))] == []
+    after.close()

@@ -115,6 +115,24 @@ def test_a_pending_message_can_be_recalled_when_its_damaged_record_was_dropped(p
     assert parts.delayed.fired == 0
 
 
+@pytest.mark.parametrize("is_acked", [True, False])
+def test_what_was_redriven_is_known_as_long_as_its_message(parts: Parts, is_acked: bool) -> None:
+    parts.create(attempts_max=1)
+    expires_at_ms = parts.clock.now_ms() + MINUTE_MS
+    parts.publish(b"redriven", properties=Properties(expires_at_ms=expires_at_ms))
+    (message,) = parts.pop()
+    parts.core.dead_letter(GROUP, [message.handle])
+    parts.store.commit()
+    parts.dead_letters.redrive(GROUP)
+    parts.store.commit()
+    if is_acked:
+        parts.ack(*(message.handle for message in parts.pop()))
+    for _ in range(3):  # The queue of dead letters keeps it for one more retention.
+        let_expire(parts)
+    assert len([*parts.store.index.rows(bytes(KeySpace.REDRIVEN))]) == (0 if is_acked else 1)
+    assert [message.body for message in parts.pop()] == ([] if is_acked else [b"redriven"])
+
+
 def test_messages_that_nobody_popped_are_dropped_and_the_next_are_handed_out(parts: Parts) -> None:
     parts.group()
     parts.publish(b"never taken")
