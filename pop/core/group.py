@@ -80,8 +80,8 @@ class ConsumerGroup:
         "retry_cursor",
         "retry_scanned",
         "retry_turn",
-        "scan_scheduled",
         "scanned",
+        "serve_scheduled",
         "set_back",
         "settings",
         "waits_for_room",
@@ -135,8 +135,8 @@ class ConsumerGroup:
         """Polls that wait, oldest first."""
         self.waits_for_room = False
         """True while its polls wait until their caller has room for more messages."""
-        self.scan_scheduled = False
-        """True while another scan of its queue is scheduled."""
+        self.serve_scheduled = False
+        """True while its polls are to be served in the next turn of the loop."""
         self.attempt_ids: dict[str, int] = {}
         """Positions of the open checkpoints of calls that gave an attempt id, by that id."""
         self.latency = Histogram(LATENCY_BOUNDS_MS)

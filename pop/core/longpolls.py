@@ -64,28 +64,38 @@ class LongPolls:
     ) -> PopResult | None:
         """Pop from the first of `groups` that has messages; wait up to `wait_ms` for the first message.
 
-        A call that is cancelled takes no messages. `caller` is whose call it is: one that has much that is not synced yet waits
+        Messages that have expired, or can't be read, are passed over, in as many turns of the loop as it takes. A call that is
+        cancelled takes no messages. `caller` is whose call it is: one that has much that is not synced yet waits
         for a sync first.
 
         Raises:
             Overloaded: `pop.waiters_max` polls are waiting already.
             GroupUnknown: one of the groups was deleted.
         """
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + wait_ms / 1000
         in_turn = groups if len(groups) == 1 else sorted(groups, key=lambda group: attempt_id not in group.attempt_ids)
-        for group in in_turn:
-            if not group.polls or attempt_id in group.attempt_ids:
+        goes_on = True
+        while goes_on:
+            goes_on = False
+            for group in in_turn:
+                if group.polls and attempt_id not in group.attempt_ids:
+                    continue
                 result = await self._pop(group, messages_max, invisible_ms, attempt_id, in_order_max, caller)
-                while result is None and wait_ms <= 0 and self._may_scan_further(group):
-                    await asyncio.sleep(0)
-                    result = await self._pop(group, messages_max, invisible_ms, attempt_id, in_order_max, caller)
-                if result is not None:
+                if result is not None and any(result.records):
                     return result
-        if wait_ms <= 0 or not groups:
+                # For a poll that waits, `add` lets the group scan further.
+                goes_on = goes_on or result is not None or (wait_ms <= 0 and self._may_scan_further(group))
+            goes_on = goes_on and (wait_ms <= 0 or loop.time() < ends_s)
+            if goes_on:
+                await asyncio.sleep(0)
+        left_s = ends_s - loop.time()
+        if wait_ms <= 0 or left_s <= 0 or not groups:
             return None
-        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id, in_order_max, caller)
+        poll = Poll(loop.create_future(), messages_max, invisible_ms, attempt_id, in_order_max, caller)
         self.add(poll, *groups)
         try:
-            await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
+            await asyncio.wait((poll.future,), timeout=left_s)
         except asyncio.CancelledError:
             if poll.future.done() and poll.future.exception() is None:
                 self.requeue(poll.future.result().checkpoint)
@@ -160,6 +170,9 @@ class LongPolls:
             if result is None:
                 self._scan_further(group)
                 return
+            if not any(result.records):  # All of them have expired, or can't be read.
+                self._serve_soon(group)
+                return
             group.polls.popleft()
             unsynced.add(caller, result.size)
             poll.future.set_result(result)
@@ -189,11 +202,16 @@ class LongPolls:
 
     def _scan_further(self, group: ConsumerGroup) -> None:
         """Let a group with waiting polls scan further in a later turn of the loop: the work of one scan is bounded."""
-        if self._loop is not None and group.polls and not group.scan_scheduled and self._may_scan_further(group):
-            group.scan_scheduled = True
-            self._loop.call_soon(self._scan_again, group)
+        if group.polls and self._may_scan_further(group):
+            self._serve_soon(group)
 
-    def _scan_again(self, group: ConsumerGroup) -> None:
-        group.scan_scheduled = False
+    def _serve_soon(self, group: ConsumerGroup) -> None:
+        """Serve the polls of a group in the next turn of the loop."""
+        if self._loop is not None and not group.serve_scheduled:
+            group.serve_scheduled = True
+            self._loop.call_soon(self._serve_again, group)
+
+    def _serve_again(self, group: ConsumerGroup) -> None:
+        group.serve_scheduled = False
         if self._loop is not None:
             self.serve(group)

@@ -71,7 +71,8 @@ class Popper:
         A FIFO group hands out up to `in_order_max` messages of one message group, in order. The next ones follow when none of
         them is in flight any more.
 
-        Return None also if the disk has no room for the checkpoint record; the messages stay visible.
+        Return None also if the disk has no room for the checkpoint record; the messages stay visible. If the result has no
+        records, the group may have more messages: there were `BATCHES_MAX` batches that nobody can get.
 
         A call with the attempt id of an earlier call gets the messages of that call whose deliveries are still open. A consumer
         that doesn't know whether a response was lost repeats its call like this. The caller must not respond before

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import BATCHES_MAX
 from penstock.pop.grpc.consumestream import ConsumeStream
 from penstock.store.index import KeySpace
 from penstock.store.properties import Properties
+from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, Parts
-from tests.waiting import WAIT_S_MAX
+from tests.waiting import WAIT_S_MAX, until
 
 
 def publish(parts: Parts, *bodies: bytes, ttl_ms: int) -> None:
@@ -106,6 +109,72 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     stream.end(give_back=True, is_broken=False)
     assert group.in_flight == 0
     await parts.store.close()
+
+
+# --- polls ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Parts]:
+    """Parts that commit and serve polls by themselves, with a clock that the test moves."""
+    parts = Parts(tmp_path / "data")
+    loop = asyncio.get_running_loop()
+    parts.store.start(loop, lambda error: pytest.fail(str(error)))
+    parts.core.polls.start(loop)
+    yield parts
+    await parts.store.close()
+
+
+def poll(parts: Parts, *groups: ConsumerGroup, wait_ms: int = 60_000) -> asyncio.Task[PopResult | None]:
+    return asyncio.create_task(parts.core.long_poll(groups or (parts.group(),), 1, 60_000, wait_ms))
+
+
+async def found_by(parts: Parts, waiting: asyncio.Task[PopResult | None]) -> list[bytes]:
+    async with asyncio.timeout(WAIT_S_MAX):
+        result = await waiting
+    assert result is not None
+    return [message.body for message in parts.delivered(result)]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 60_000])
+@pytest.mark.parametrize("fifo", [False, True])
+async def test_a_poll_passes_over_a_backlog_that_has_expired_a_little_at_a_time(live: Parts, fifo: bool, wait_ms: int) -> None:
+    live.create(fifo=fifo)
+    publish(live, *([b"old"] * (BATCHES_MAX * 3)), ttl_ms=0)
+    live.publish(b"new")
+    waiting = poll(live, wait_ms=wait_ms)
+    await asyncio.sleep(0)
+    assert live.core.counters.expired == BATCHES_MAX, "others have their turn before the rest"
+    assert await found_by(live, waiting) == [b"new"]
+    assert live.core.counters.expired == BATCHES_MAX * 3
+
+
+async def test_a_poll_that_waits_is_not_answered_with_messages_that_have_expired(live: Parts) -> None:
+    waiting = poll(live)
+    await until(lambda: live.core.waiting == 1)
+    publish(live, *([b"old"] * (BATCHES_MAX * 3)), ttl_ms=0)
+    await until(lambda: live.core.counters.expired == BATCHES_MAX * 3)
+    assert not waiting.done()
+    live.publish(b"new")
+    assert await found_by(live, waiting) == [b"new"]
+
+
+async def test_a_poll_ends_after_its_wait_also_in_the_middle_of_a_backlog_that_has_expired(live: Parts) -> None:
+    time = LoopTime()
+    publish(live, *([b"old"] * (BATCHES_MAX * 3)), ttl_ms=0)
+    waiting = poll(live)
+    await asyncio.sleep(0)
+    time.advance(61.0)
+    assert await waiting is None
+    assert live.core.counters.expired < BATCHES_MAX * 3
+
+
+async def test_a_backlog_of_one_group_that_has_expired_holds_up_no_other_group_of_a_poll(live: Parts) -> None:
+    publish(live, *([b"old"] * (BATCHES_MAX * 3)), ttl_ms=0)
+    live.publish(b"other", topic="other/1")
+    other = live.group(topic_filter="other/#")
+    assert await found_by(live, poll(live, live.group(), other)) == [b"other"]
+    assert live.core.counters.expired == BATCHES_MAX
 
 
 # --- dead letters and what was redriven -------------------------------------------------------------------------------
