@@ -84,9 +84,9 @@ def check_filter(filter: str, *, levels_max: int = LEVELS_MAX, bytes_max: int = 
         return filter
     for level in levels:
         if "+" in level and level != "+":  # [MQTT-4.7.1-2]
-            raise _invalid("filter", filter, f"has '+' inside of the level {_excerpt(level)}; let '+' be the whole level")
+            raise _invalid("filter", filter, f"has '+' inside of the level {excerpt(level)}; let '+' be the whole level")
         if "#" in level and level != "#":  # [MQTT-4.7.1-1]
-            raise _invalid("filter", filter, f"has '#' inside of the level {_excerpt(level)}; let '#' be the whole level")
+            raise _invalid("filter", filter, f"has '#' inside of the level {excerpt(level)}; let '#' be the whole level")
     # [MQTT-4.7.1-1]
     raise _invalid("filter", filter, "has '#' before its last level; end the filter with it, or use '+'")
 
@@ -103,12 +103,14 @@ def _check_text(what: str, text: str, levels_max: int) -> None:
 
 
 def _invalid(what: str, value: str | bytes, reason: str) -> TopicInvalid:
-    return TopicInvalid(f"the {what} {_excerpt(value)} {reason}")
+    return TopicInvalid(f"the {what} {excerpt(value)} {reason}")
 
 
-def _excerpt(value: str | bytes) -> str:
-    quoted = repr(value[:EXCERPT_CHARS_MAX])
-    return f"{quoted}..." if len(value) > EXCERPT_CHARS_MAX else quoted
+def excerpt(value: str | bytes, chars_max: int = EXCERPT_CHARS_MAX) -> str:
+    """Return the beginning of what a client sent, in quotes, for a message to people. What is not UTF-8 is replaced."""
+    text = value if isinstance(value, str) else value[: chars_max * 4 + 4].decode(errors="replace")
+    quoted = repr(text[:chars_max])
+    return f"{quoted}..." if len(text) > chars_max else quoted
 
 
 # --- what a filter means --------------------------------------------------------------------------------------------

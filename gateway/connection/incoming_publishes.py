@@ -40,7 +40,7 @@ from penstock.store.errors import DiskFull, LimitExceeded, PositionUnknown, Reco
 from penstock.store.properties import encode_properties
 from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, record_bytes
 from penstock.store.store import Store
-from penstock.store.topics import check_topic
+from penstock.store.topics import check_topic, excerpt
 from penstock.timer.delayed import DelayedMessages
 
 QOS_MASK: Final = 3 << 1
@@ -84,7 +84,7 @@ class PublishForbidden(StoreError):
     """Raised when the rules or the plugins don't allow a message."""
 
     def __init__(self, topic: bytes) -> None:
-        super().__init__(f"the client may not publish to {topic[:80]!r}")
+        super().__init__(f"the client may not publish to {excerpt(topic)}")
 
 
 class PayloadInvalid(StoreError):

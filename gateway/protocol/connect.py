@@ -17,7 +17,7 @@ from penstock.gateway.protocol.properties import Property, PropertyValues, check
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.store.errors import TopicInvalid
 from penstock.store.record import TOPIC_BYTES_MAX
-from penstock.store.topics import LEVELS_MAX, check_topic
+from penstock.store.topics import LEVELS_MAX, check_topic, excerpt
 
 CLIENT_ID_BYTES_MAX: Final = 1024
 """Default bound of a client id, in bytes of UTF-8. A server must accept 23 bytes [MQTT-3.1.3-5]; it may accept more."""
@@ -101,7 +101,7 @@ def protocol_level(body: bytes) -> int:
     if (name, level) in _PROTOCOLS:
         return level
     if name not in (b"MQTT", b"MQIsdp"):
-        raise MalformedPacket(f"A CONNECT has the protocol name {name[:16]!r}. It must be b'MQTT' [MQTT-3.1.2-1].")
+        raise MalformedPacket(f"A CONNECT has the protocol name {excerpt(name, 16)}. It must be 'MQTT' [MQTT-3.1.2-1].")
     # [MQTT-3.1.2-2]. Bridges of mosquitto set bit 7 of the level and expect an answer in the format of that level.
     is_v5 = name == b"MQTT" and level & 0x7F >= V5_0
     raise UnsupportedVersion(f"The client asks for protocol level {level}. Use 4, MQTT 3.1.1, or 5, MQTT 5.0.", is_v5=is_v5)

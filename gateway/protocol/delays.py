@@ -12,6 +12,7 @@ from typing import Final
 from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.topics import DELAYED
 from penstock.store.errors import LimitExceeded, StoreError, TopicInvalid
+from penstock.store.topics import excerpt
 
 DELAY_MS: Final = "delay-ms"
 """User property with a delay in ms from when the node gets the message."""
@@ -86,11 +87,11 @@ def parse_delayed(topic: bytes, now_ms: int, delay_ms_max: int) -> tuple[bytes, 
     """
     seconds, slash, name = topic[len(DELAYED) :].partition(b"/")
     if not slash or not name:
-        raise TopicInvalid(f"The topic {topic[:64]!r} is not of the form $delayed/SECONDS/TOPIC.")
+        raise TopicInvalid(f"The topic {excerpt(topic)} is not of the form $delayed/SECONDS/TOPIC.")
     found = _SECONDS.fullmatch(seconds)
     if found is None:
         raise TopicInvalid(
-            f"The topic {topic[:64]!r} has no seconds after $delayed/: write a decimal number from 0 on, such as 90 or 0.25."
+            f"The topic {excerpt(topic)} has no seconds after $delayed/: write a decimal number from 0 on, such as 90 or 0.25."
         )
     whole, fraction = found[1].lstrip(b"0") or b"0", found[2] or b""
     if len(whole) <= _DIGITS_MAX:

@@ -16,6 +16,7 @@ from typing import Final
 
 from penstock.gateway.transport.turns import Turns
 from penstock.store.causer import plain_address
+from penstock.store.topics import excerpt
 
 V1: Final = b"PROXY "
 V1_BYTES_MAX: Final = 107
@@ -44,10 +45,10 @@ def header_bytes(data: bytes) -> int:
     if data[:1] == V1[:1]:
         end = data.find(b"\n", 0, V1_BYTES_MAX)
         if not data.startswith(V1[: len(data)]) or (end < 0 and len(data) >= V1_BYTES_MAX):
-            raise ProxyHeaderInvalid(f"The connection begins with {data[:16]!r} instead of a PROXY header.")
+            raise ProxyHeaderInvalid(f"The connection begins with {excerpt(data, 16)} instead of a PROXY header.")
         return end + 1
     if not data.startswith(V2[: len(data)]):
-        raise ProxyHeaderInvalid(f"The connection begins with {data[:16]!r} instead of a PROXY header.")
+        raise ProxyHeaderInvalid(f"The connection begins with {excerpt(data, 16)} instead of a PROXY header.")
     if len(data) < _V2_HEAD.size:
         return 0
     size = int(_V2_HEAD.size + _V2_HEAD.unpack_from(data)[3])
@@ -81,7 +82,7 @@ def _client_v1(header: bytes) -> tuple[str, int] | None:
         if not (header.endswith(b"\r\n") and port.isdigit() and int(port) < 65_536):
             raise ValueError(port)
     except (ValueError, KeyError) as error:
-        raise ProxyHeaderInvalid(f"A PROXY header of version 1 can't be parsed: {header[:V1_BYTES_MAX]!r}.") from error
+        raise ProxyHeaderInvalid(f"A PROXY header of version 1 can't be parsed: {excerpt(header, V1_BYTES_MAX)}.") from error
     return plain_address(str(address)), int(port)
 
 

@@ -9,6 +9,7 @@ import orjson
 
 from penstock.cluster.errors import KeyInvalid
 from penstock.cluster.shardkey import ReplicaId, ShardKey
+from penstock.store.topics import excerpt
 
 
 class ReplicaStatus(NamedTuple):
@@ -43,7 +44,7 @@ class ReplicaStatus(NamedTuple):
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise KeyInvalid(
-                f"the coordinator has {value[:200]!r} as the status of a replica, which no replica writes ({error}); "
+                f"the coordinator has {excerpt(value, 200)} as the status of a replica, which no replica writes ({error}); "
                 "check replication.cluster and the coordinator's data"
             ) from error
 

@@ -17,6 +17,7 @@ from penstock.cluster.etcdcalls import LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVO
 from penstock.cluster.etcdoptions import EtcdOptions
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.shardkey import ABSENT, ReplicaId, ShardKey, name_of, replica_named
+from penstock.store.topics import excerpt
 
 logger = logging.getLogger(__name__)
 
@@ -310,5 +311,5 @@ class EtcdCoordinator:
         try:
             return replica_named(key[len(self._alive_prefix) :].decode())
         except ValueError as error:
-            self._is_invalid(KeyInvalid(f"the coordinator has a key {key!r}, which no replica writes ({error})"))
+            self._is_invalid(KeyInvalid(f"the coordinator has a key {excerpt(key, 200)}, which no replica writes ({error})"))
             return None

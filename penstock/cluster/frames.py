@@ -36,6 +36,7 @@ from penstock.cluster.errors import StreamBroken
 from penstock.cluster.shardkey import ReplicaId, name_of, replica_named
 from penstock.store.epochs import EpochTable
 from penstock.store.record import RECORD_BYTES_MAX
+from penstock.store.topics import excerpt
 
 HEADER = Struct("<IIB3xIQQQ")
 CRC_FROM = 8
@@ -183,7 +184,7 @@ class HelloPayload(NamedTuple):
                 str(fields["version"]),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise StreamBroken(f"a HELLO can't be read: {payload[:200]!r} ({error!r})") from error
+            raise StreamBroken(f"a HELLO can't be read: {excerpt(payload, 200)} ({error!r})") from error
 
 
 class WelcomePayload(NamedTuple):
@@ -243,7 +244,7 @@ class RelayPayload(NamedTuple):
                 bool(fields["is_tls"]),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise StreamBroken(f"a RELAY can't be read: {payload[:200]!r} ({error!r})") from error
+            raise StreamBroken(f"a RELAY can't be read: {excerpt(payload, 200)} ({error!r})") from error
 
 
 def _table(rows: list[list[int]]) -> EpochTable:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from penstock.cluster.errors import KeyInvalid
+from penstock.store.topics import excerpt
 
 ReplicaId = int
 """A random number below 2**64 that a data directory gets when it is made. Messages show it as 16 hexadecimal digits."""
@@ -70,7 +71,7 @@ class ShardKey(NamedTuple):
             )
         except (ValueError, KeyError, TypeError) as error:
             raise KeyInvalid(
-                f"the coordinator's key of the shard is {value[:200]!r}, which no replica writes ({error}); "
+                f"the coordinator's key of the shard is {excerpt(value, 200)}, which no replica writes ({error}); "
                 "check replication.cluster and the coordinator's data"
             ) from error
 

@@ -15,6 +15,7 @@ import orjson
 import structlog
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
 
+from penstock.store.topics import excerpt
 from penstock.tracing.otlp import CONTENT_TYPE, encode_spans
 from penstock.tracing.traces import Traces
 
@@ -148,7 +149,7 @@ class SpanExporter:
         if response.status in RETRIED:
             raise _TryLater(f"the collector answered with status {response.status}")
         if not 200 <= response.status < 300:
-            raise _BatchRefused(f"the collector answered with status {response.status}: {answer[:200]!r}")
+            raise _BatchRefused(f"the collector answered with status {response.status}: {excerpt(answer, 200)}")
         return _rejected(answer)
 
     def _note(self, why: str) -> None:
