@@ -117,6 +117,7 @@ class KeySpace(bytes, Enum):
     RETAINED_COUNT = b"n"
     SESSION = b"S"
     COPY = b"V"
+    DISPATCH = b"E"
     SENT_ID = b"I"
     ACCOUNT = b"A"
     SCHEDULE = b"Y"

@@ -14,7 +14,6 @@ delays the next deletion, however fast segments fill. `Blocker` lists what can d
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from enum import Enum, StrEnum, auto
@@ -30,6 +29,7 @@ from penstock.store.copies import Copies
 from penstock.store.errors import DiskFull, PositionUnknown
 from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Index
+from penstock.store.latedispatches import Late, LateDispatches
 from penstock.store.options import MIB, StoreOptions
 from penstock.store.part import Part
 from penstock.store.queues import Queues
@@ -147,7 +147,7 @@ class Retention:
         options: how long, and how much, the log keeps.
         clock: measures slices and pauses.
         timekeeping: tells whether the store's time is confirmed. While it is not, nothing expires by age.
-        log, index, queues, copies: of the store.
+        log, index, queues, copies, late: of the store.
         parts: name the records that they need. The list may grow until the store has recovered.
         files: has the data directory.
         executor: makes snapshots durable, outside of the loop; a thread if it is None.
@@ -165,6 +165,7 @@ class Retention:
         index: Index,
         queues: Queues,
         copies: Copies,
+        late: LateDispatches,
         parts: Sequence[Part],
         files: Files = SYSTEM_FILES,
         executor: Executor | None = None,
@@ -176,6 +177,7 @@ class Retention:
         self._log = log
         self._queues = queues
         self._copies = copies
+        self._late = late
         self._parts = parts
         self._jobs: dict[JobKind, Steps] = {}
         """The work under way. The job that comes first gets the next step."""
@@ -426,13 +428,19 @@ class Retention:
         yield from self._snapshotting.verify(boundary)
         if boundary not in self._snapshotting.complete:
             return  # begins again with a snapshot before or after it
+        if not is_following:
+            if not (yield from self._carry_all(self._late.expiring(boundary))):
+                return
+            self._store.commit()  # consumers must find the copies from now on
         self.expires_before = boundary
         while self._queues.backfills_from_before(boundary):
             self._awaits_backfill = True
             yield True
         self._awaits_backfill = False
-        if not is_following and not (yield from self._carry_all(boundary)):
-            return
+        if not is_following:
+            if not (yield from self._carry_all(self._needed_by_parts(boundary))):
+                return
+            yield from self._sync(log.end)
         if self.is_held:
             return  # begins again when the hold has ended, and finds the copies made
         freed = boundary - log.start
@@ -454,17 +462,21 @@ class Retention:
             if not is_following:
                 yield from end_unused_roots(self._queues)
 
-    def _carry_all(self, boundary: int) -> Generator[bool | None, None, bool]:
-        """Carry forward the records before `boundary` that somebody needs. Return whether all of them are committed."""
-        store, log = self._store, self._log
+    def _needed_by_parts(self, boundary: int) -> Iterator[Late]:
+        """Yield what the parts need of the records before `boundary`. A copy after that is enough."""
         for part in self._parts:
             for origin, size in part.live(boundary):
-                if not self._carry(origin, size, boundary):
-                    return False
-                if log.end - store.committed_position > UNSYNCED_BYTES_MAX:
-                    yield from self._sync(log.end)
-                yield False
-        yield from self._sync(log.end)
+                yield origin, size, boundary
+
+    def _carry_all(self, needed: Iterator[Late | None]) -> Generator[bool | None, None, bool]:
+        """Carry records forward. Return False where `copied_bytes_max` forbids it. The last copies may not be committed yet."""
+        store, log = self._store, self._log
+        for record in needed:
+            if record is not None and not self._carry(*record):
+                return False
+            if log.end - store.committed_position > UNSYNCED_BYTES_MAX:
+                yield from self._sync(log.end)
+            yield False
         return True
 
     def forget_dropped(self) -> Steps:
@@ -475,14 +487,15 @@ class Retention:
     def _forget_copies(self) -> Steps:
         """Forget the copies that were dropped, and let the parts forget what they know of dropped records."""
         yield from self._copies.forget_before(self._log.start)
+        yield from self._late.forget_before(self._log.start)
         for dropped in self.on_dropped:
             yield from dropped()
 
-    def _carry(self, origin: int, size: int, boundary: int) -> bool:
-        """Copy a record that is needed and lies before `boundary`. Return False where `copied_bytes_max` forbids it."""
+    def _carry(self, origin: int, size: int, place_min: int) -> bool:
+        """Copy a record unless a copy is at `place_min` or after it. Return False where `copied_bytes_max` forbids it."""
         copies = self._copies
         copy = copies.where(origin)
-        if copy is not None and copy >= boundary:
+        if copy is not None and copy >= place_min:
             return True
         if copy is None and copies.pinned_bytes + size > self._options.copied_bytes_max:
             self._refuse(Blocker.COPIES, BLOCKED_RETRY_S)
@@ -491,25 +504,26 @@ class Retention:
         return True
 
     def carry_if_expiring(self, origin: int, size: int) -> None:
-        """Carry a record forward now if it would expire within half of the retention: its consumers have only just got it."""
-        half_ms = self._options.retention_ms // 2
-        at = self._copies.where(origin) or origin
-        if at < self.expires_before or (half_ms and self._age_ms(self._log.stored_ms(at)) > half_ms):
+        """Carry a record forward now if the expiry under way would drop it: its consumers are only just getting it.
+
+        A later expiry finds it by the record that dispatches it (`store.latedispatches`).
+        """
+        boundary = self._dropping_before
+        if origin < boundary and (self._copies.where(origin) or origin) < boundary:
             self.copy(origin, size)
 
     def carry_expiring(self, entries: np.ndarray[Any, np.dtype[Any]]) -> None:
         """Do what `carry_if_expiring` does for many entries of `store.lightqueue.ENTRY_DTYPE`."""
-        for position, size, _ in entries[entries["position"] < self._expires_soon_before()].tolist():
-            self.carry_if_expiring(position, size)
+        boundary = self._dropping_before
+        if boundary:
+            for position, size, _ in entries[entries["position"] < boundary].tolist():
+                self.carry_if_expiring(position, size)
 
-    def _expires_soon_before(self) -> int:
-        """Return a position from which on no record expires within half of the retention."""
-        half_ms = self._options.retention_ms // 2
-        if not half_ms:
-            return self.expires_before
-        bases = [base for base, end in self._log.segments() if end > base]
-        at = bisect_left(bases, True, key=lambda base: self._age_ms(self._log.stored_ms(base)) <= half_ms)
-        return max(bases[at] if at < len(bases) else self._log.end, self.expires_before)
+    @property
+    def _dropping_before(self) -> int:
+        """Position before which an expiry that has not ended in a deletion drops everything; 0 if there is none."""
+        boundary = max(self._expiring_before or 0, self.expires_before)
+        return boundary if boundary > self._log.start else 0
 
     def copy(self, origin: int, size: int) -> None:
         """Append a copy of a record. A record that can't be read is logged and left out: nobody could read it before either."""

@@ -31,6 +31,7 @@ from penstock.store.groupcommit import GroupCommit
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
 from penstock.store.index import Covered, Index
+from penstock.store.latedispatches import LateDispatches
 from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
 from penstock.store.logepochs import LogEpochs
@@ -121,6 +122,7 @@ class Store:
         "fresh_from",
         "index",
         "is_index_damaged",
+        "late",
         "ledger",
         "log",
         "messages_stored",
@@ -173,6 +175,7 @@ class Store:
         self.fresh_from = self.log.written
         """Position of the first record of a commit, while that calls the watchers. Records before it may be damaged by now."""
         self.copies = Copies(self.log, self.index)
+        self.late = LateDispatches(self.log, self.index)
         self.ledger = Ledger(self.index, quotas or QuotaOptions())
         self.ledger.limit(Resource.QUEUES, options.queues_max, "store.queues_max")
         self.queues = Queues(self.log, self.copies, self.index, options, self.append, self.now_ms, self.ledger)
@@ -188,6 +191,7 @@ class Store:
             index=self.index,
             queues=self.queues,
             copies=self.copies,
+            late=self.late,
             parts=self.parts,
             files=files,
             executor=executor,
@@ -200,6 +204,7 @@ class Store:
             Kind.QUEUE_BACKFILLED: [self.queues.apply_backfilled],
         }
         self.add_part(self.copies)
+        self.add_part(self.late)
         self.steps = ClockSteps()
         self.add_part(self.steps)
         self.epochs = LogEpochs()

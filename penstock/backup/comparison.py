@@ -14,6 +14,7 @@ Both must hold the same rows, with these exceptions, which follow from what an i
 - How many deduplication ids are remembered depends on options, and those may change. So their rows are checked by themselves:
   each must be the one of its record. That one is missing can't be seen, nor that one of a dropped record has changed.
 - How delayed messages are divided into rows depends on time too. `timercomparison` compares them one by one.
+- An expiry deletes the row of a late dispatch when it has carried the messages forward. So the stored index may lack such rows.
 - Transient queues end with the process. A start has deleted them from both.
 """
 
@@ -68,6 +69,7 @@ _KEYS: dict[KeySpace, tuple[Struct, str]] = {
     KeySpace.SCHEDULE: (Struct(">cQ"), "row {!r} of the schedule at position {}"),
     KeySpace.RETAINED_LATER: (Struct(">Q"), "position {}"),
     KeySpace.COPY: (Struct(">Q"), "record first stored at position {}"),
+    KeySpace.DISPATCH: (Struct(">QQ"), "oldest message at position {}, dispatched by the record at position {}"),
     KeySpace.ENTRIES: (Struct(">IQ"), "queue {}, offset {}"),
     KeySpace.PINNED: (Struct(">IQ"), "queue {}, offset {}"),
 }
@@ -148,6 +150,8 @@ def _compare_rows(stored: Index, expected: Index, space: KeySpace, on_row: Calla
     prefix = bytes(space)
     for key, one, other in _side_by_side(_rows(stored, prefix), _rows(expected, prefix)):
         on_row(len(key) + max(len(one or b""), len(other or b"")))
+        if one is None and space == KeySpace.DISPATCH:
+            continue
         if one is None or other is None or comparable(one) != comparable(other):
             yield Difference(space.name.lower(), describe_key(key), _shown(one), _shown(other))
 

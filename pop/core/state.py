@@ -158,7 +158,8 @@ class PopState:
     def live(self, before: int) -> Iterator[tuple[int, int]]:
         """Yield the messages that groups still need: in flight, parked, waiting for a retry, or dead letters.
 
-        Dead letters are kept for one more retention period.
+        Dead letters are kept for one more retention period. If a message was older than that when it failed, the dead letter
+        lives as long as a message that was published then.
         """
         # This is noted before the first pause: a message in flight may be in the retry queue when its turn comes.
         in_flight = [(checkpoint, checkpoint.open) for checkpoint in self.checkpoints.values()]
@@ -177,6 +178,10 @@ class PopState:
             dead_letters = self._queues.find(DEAD_LETTERS + name)
             if dead_letters is not None:
                 yield from _entries_between(dead_letters, 0, self._log.start, before)
+        stays_from_ms = self._log.stored_ms(before)
+        for letter in self.dead_letters.before(self._log.start) if stays_from_ms else ():
+            if letter.failed_ms >= stays_from_ms:
+                yield letter.position, letter.size
 
     def load(self, index: Index) -> None:
         self.dead_letters.load(index)

@@ -155,7 +155,7 @@ class Transactions:
         self._store.append(Kind.TRANSACTION_COMMITTED, body=routing.body(), properties=routing.properties())
 
     def _route(self, half: HalfMessage) -> tuple[str, int]:
-        """Return the topic and the tag hash of a half message. One that would expire soon is carried forward."""
+        """Return the topic and the tag hash of a half message. One that an expiry is dropping is carried forward."""
         store, position = self._store, half.position
         try:
             message = decode(store.read(position, half.size), position=position)

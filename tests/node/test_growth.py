@@ -193,7 +193,8 @@ def test_no_key_space_grows_however_many_retentions_pass(life: Life) -> None:
     for space in KeySpace:
         early = max(each[space.name] for each in counts[3 : RETENTIONS // 2])
         late = max(each[space.name] for each in counts[RETENTIONS // 2 :])
-        assert late <= early * 1.3 + 8, (space.name, [each[space.name] for each in counts])
+        # One message that waits for its next attempt parks those of its topic: up to a dozen, at some ends of a retention.
+        assert late <= early * 1.3 + 16, (space.name, [each[space.name] for each in counts])
     assert life.seen == {space.name for space in KeySpace}, "each key space was in use"
     assert len(life.parts.delayed) > 0
     sizes = sum(len(value) + HEADER_BYTES for _, value in life.store.index.rows(bytes(KeySpace.ENTRIES)))
