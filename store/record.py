@@ -134,6 +134,9 @@ class Flag(IntEnum):
     """On MESSAGE: it has a deduplication id, which the node remembers."""
 
 
+SURVIVED = 0x40
+"""Flag of POP_INVISIBLE_CHANGED: the consumer of a message that was out alone has extended it, so it has not ended by then."""
+
 LEVEL_MASK = 0x0F
 """Flags of POP_CHECKPOINT, POP_INVISIBLE_CHANGED and POP_REVIVED: the level of the deliveries, see `pop.core.suspicion`."""
 

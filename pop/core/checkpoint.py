@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.store.bodies import CHECKPOINT_ENTRY
-from penstock.store.record import LEVEL_MASK, Flag
+from penstock.store.record import LEVEL_MASK, SURVIVED, Flag
 
 ATTEMPT_ID_BYTES_MAX = 255
 
@@ -163,6 +163,11 @@ class Checkpoint:
     def level(self) -> int:
         """How many messages may be out together with these: see `pop.core.suspicion`."""
         return self.flags & LEVEL_MASK
+
+    @property
+    def is_exclusive(self) -> bool:
+        """True if the group hands out no other message at the level `ALONE` as long as a consumer has this one."""
+        return self.level == ALONE and not self.flags & SURVIVED and not self.waits
 
     @property
     def _is_beside_others(self) -> bool:

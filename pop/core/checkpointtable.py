@@ -12,7 +12,6 @@ from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.suspicion import ALONE
 from penstock.store.clocksteps import ClockStep
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.recent import RecentIds
@@ -56,7 +55,7 @@ class CheckpointTable:
         self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
         if checkpoint.waits:
             self._groups[checkpoint.group_id].delayed += checkpoint.open.bit_count()
-        elif checkpoint.level == ALONE:
+        elif checkpoint.is_exclusive:
             self._groups[checkpoint.group_id].alone += 1
         if checkpoint.keeper:
             self.kept.setdefault(checkpoint.keeper, set()).add(checkpoint.position)
@@ -87,7 +86,7 @@ class CheckpointTable:
                 attempt_ids = self._groups[checkpoint.group_id].attempt_ids
                 if attempt_ids.get(checkpoint.attempt_id) == checkpoint.position:
                     del attempt_ids[checkpoint.attempt_id]
-            if checkpoint.level == ALONE and not checkpoint.waits:
+            if checkpoint.is_exclusive:
                 self._groups[checkpoint.group_id].alone -= 1
             self._deadlines.forget(checkpoint)
             self.closed.add(checkpoint.position, checkpoint.without_entries())
@@ -98,11 +97,10 @@ class CheckpointTable:
         No record says so. After the next start their deadline passes again, and this is called again.
         """
         if not checkpoint.waits:
-            checkpoint.waits = True
             group = self._groups[checkpoint.group_id]
             group.delayed += checkpoint.open.bit_count()
-            if checkpoint.level == ALONE:
-                group.alone -= 1
+            group.alone -= checkpoint.is_exclusive
+            checkpoint.waits = True
 
     def move_deadlines(self, step: ClockStep) -> None:
         """Move the deadlines that were set in the window of a step of the clock: their invisible times are not over sooner."""

@@ -4,7 +4,8 @@ When the invisible time of several deliveries of one pop is over, nothing says w
 consumer may have ended before it began with most of them. None of them loses an attempt then. They return with a *level*, which
 bounds how many messages a pop hands out together: half as many as were out. So each such return halves the number of suspects,
 and what consumers acknowledge meanwhile narrows it further. At the lowest level a message is handed out alone, and its group
-hands out no other message of that level at the same time. If the time of that delivery is over, too, the attempt counts.
+hands out no other message of that level at the same time, until it is settled, or its consumer has lived long enough to extend
+it. If the time of that delivery is over, too, the attempt counts.
 
 A consumer that extends one message of several keeps it out by itself, beside the others. So such a message keeps the level of
 its pop, or gets that of the number of messages in it, and returns with the next lower one.

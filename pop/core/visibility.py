@@ -15,8 +15,9 @@ from penstock.pop.core.judging import Judge
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
+from penstock.pop.core.suspicion import ALONE
 from penstock.store.bodies import CHANGE_ENTRY, REFERENCE
-from penstock.store.record import Flag, Kind
+from penstock.store.record import SURVIVED, Flag, Kind
 
 FAILED_MAX: Final = 4096
 """Failed deliveries in one record, which has 160 KiB then and fits into any segment."""
@@ -77,6 +78,8 @@ class Visibility:
                 flags = (Flag.RETURNED if change.returns else 0) | (Flag.SUSPENDED if change.suspend else 0)
                 # A consumer that returns a message has survived it.
                 level = 0 if flags else self._state.checkpoints[delivery.checkpoint].level_of_extension
+                if level == ALONE:
+                    level |= SURVIVED
                 key = (delivery.group_id, change.invisible_ms, flags | level)
                 by_record.setdefault(key, []).append((at, delivery))
         for (group_id, invisible_ms, flags), changed in by_record.items():
@@ -85,7 +88,7 @@ class Visibility:
             fresh = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, group_id, checkpoint.count)
             for (at, _), handle in zip(changed, fresh, strict=True):
                 outcomes[at] = (AckOutcome.OK, handle)
-            if checkpoint.waits:
+            if checkpoint.waits or checkpoint.level == ALONE:
                 self._serve(self._state.groups_by_id[group_id])  # what waits doesn't count against the in-flight limit
         return outcomes
 

@@ -44,6 +44,7 @@ class Delivery:
     level: int = 0
     returned: bool = False
     suspended: bool = False
+    extended: bool = False
 
     def back_ms(self, failed: int) -> int:
         """Return when the message becomes visible again or a dead letter, if it is known to be at fault.
@@ -71,7 +72,7 @@ class Model:
     void: list[str] = field(default_factory=list)
 
     def is_alone_out(self, now_ms: int) -> bool:
-        return any(each.level == ALONE and each.deadline_ms > now_ms for each in self.out.values())
+        return any(each.level == ALONE and not each.extended and each.deadline_ms > now_ms for each in self.out.values())
 
     def check_short_pop(self, popped: int, level: int, wanted: int, alone_is_out: bool) -> None:
         """Check that a pop found less than `wanted` because of the levels of what is left, or because nothing is left.
@@ -217,7 +218,9 @@ class PopMachine(RuleBasedStateMachine):
         for level, handle, (outcome, fresh) in zip(levels, handles, outcomes, strict=True):
             assert outcome is AckOutcome.OK
             position = model.out.pop(handle).position
-            model.out[fresh] = Delivery(position, deadline_ms, numbers[level], sizes[level], level, returns, suspend)
+            model.out[fresh] = Delivery(
+                position, deadline_ms, numbers[level], sizes[level], level, returns, suspend, not returns
+            )
             model.void.append(handle)
         self.numbers += len(numbers)
         self.advance(0)

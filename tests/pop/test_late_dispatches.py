@@ -247,7 +247,7 @@ def test_an_occurrence_of_a_schedule_lives_as_long_as_any_message(parts: Parts) 
 def test_a_message_that_returns_from_a_long_back_off_waits_as_long_as_its_group_needs_it(parts: Parts) -> None:
     parts.create(backoff=(5 * HOUR_MS,))
     parts.publish(*LATE)
-    assert len(parts.pop(invisible_ms=MINUTE_MS)) == len(LATE)
+    parts.fail()
     let_segments_pass(parts, 6)
     parts.advance(6 * HOUR_MS)
     parts.publish(*PLAIN)
@@ -259,7 +259,7 @@ def dead_letters(parts: Parts) -> None:
     """Let messages be dead letters of the group `failing` long after they were stored."""
     parts.create("failing", FILTER, attempts_max=1)
     parts.publish(*LATE)
-    parts.pop(invisible_ms=2 * HOUR_MS, group="failing")
+    parts.fail(delay_ms=2 * HOUR_MS, group="failing")
     let_segments_pass(parts, 6)
     parts.advance(2 * HOUR_MS)
     assert parts.dead_letters.list("failing")

@@ -136,10 +136,7 @@ def test_one_message_is_out_alone_at_a_time_and_what_is_new_does_not_wait_for_it
     assert [message.body for message in (*first, *second)] in ([b"1", b"3"], [b"3", b"1"])
     assert parts.pop() == []
     alone = next(message for message in (*first, *second) if message.body == b"1")
-    outcome, handle = parts.change(alone.handle, INVISIBLE_MS)
-    assert outcome is AckOutcome.OK
-    assert parts.pop() == [], "an extension changes nothing"
-    parts.ack(handle)
+    parts.ack(alone.handle)
     (last,) = parts.pop()
     assert (last.body, last.attempt) == (b"2", 1)
     parts.change(last.handle, 0, nack=True)
@@ -169,3 +166,21 @@ def test_what_a_consumer_returned_counts_though_it_returned_several(parts: Parts
     parts.core.change_invisible(GROUP, changes)
     parts.advance(1_000)
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"1", 2), (b"2", 2)]
+
+
+@pytest.mark.parametrize("keep_index", [None, True, False])
+def test_a_message_whose_consumer_lives_on_holds_up_no_other(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(attempts_max=1)
+    parts.publish(b"1", b"2")
+    parts.pop()
+    parts.advance(INVISIBLE_MS)
+    (first,) = parts.pop()
+    assert parts.change(first.handle, 2 * INVISIBLE_MS)[0] is AckOutcome.OK
+    if keep_index is not None:
+        parts = parts.after_crash("again", keep_index=keep_index)
+    (second,) = parts.pop()
+    assert {first.body, second.body} == {b"1", b"2"}
+    parts.ack(second.handle)
+    parts.advance(2 * INVISIBLE_MS)
+    assert parts.group().dead_letter_count == 1, "it was out alone, so its attempt counts"
+    parts.close()

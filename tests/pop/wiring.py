@@ -219,10 +219,10 @@ class Parts:
         self.store.commit()
         return changed
 
-    def fail(self, messages_max: int = 100, delay_ms: int = 0) -> None:
+    def fail(self, messages_max: int = 100, delay_ms: int = 0, *, group: str = GROUP) -> None:
         """Pop visible messages and return all of them as failed attempts, in one call."""
-        changes = [VisibilityChange(message.handle, delay_ms, nack=True) for message in self.pop(messages_max)]
-        self.core.change_invisible(GROUP, changes)
+        messages = self.pop(messages_max, group=group)
+        self.core.change_invisible(group, [VisibilityChange(each.handle, delay_ms, nack=True) for each in messages])
         self.settle()
 
     def after_crash(self, name: str, *, keep_index: bool = True) -> Parts:

@@ -25,6 +25,7 @@ def test_an_index_has_the_configured_cache_however_often_it_was_opened(tmp_path:
 @pytest.mark.nightly
 def test_blocks_of_files_that_are_gone_do_not_fill_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rocksdb, "BLOCK_CACHE_BYTES_MIN", MIB)
+    monkeypatch.setattr(rocksdb, "BLOCK_CACHE_BYTES", 1 << 30)
     database, draw = RocksDB(tmp_path / "index", read_only=False), Random(17)
     keys = [b"%08d" % number for number in range(20_000)]
     for _ in range(20):
