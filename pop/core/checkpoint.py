@@ -189,9 +189,9 @@ class Checkpoint:
         return narrowed(self.level, together_max(self.level) if self._is_beside_others else self.open.bit_count())
 
     @property
-    def level_of_extension(self) -> int:
-        """The level of deliveries that a consumer extends."""
-        return self.level or level_of(self.count)
+    def flags_of_extension(self) -> int:
+        """The flags of the deliveries with which a consumer extends these: their level, and whether the consumer lives on."""
+        return ALONE | SURVIVED if self.level == ALONE else self.level or level_of(self.count)
 
     def without_entries(self) -> Checkpoint:
         """Return a copy that remembers what happened to each delivery, but not which message it was."""

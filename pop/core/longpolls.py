@@ -65,8 +65,8 @@ class LongPolls:
         """Pop from the first of `groups` that has messages; wait up to `wait_ms` for the first message.
 
         Messages that have expired, or can't be read, are passed over, in as many turns of the loop as it takes. A call that is
-        cancelled takes no messages. `caller` is whose call it is: one that has much that is not synced yet waits
-        for a sync first.
+        cancelled takes no messages. `caller` is whose call it is: one that has much that is not synced yet waits for a sync
+        first.
 
         Raises:
             Overloaded: `pop.waiters_max` polls are waiting already.

@@ -1,8 +1,8 @@
 """The state of POP: groups, checkpoints and dead letters, as the records of the log have made them.
 
 The parts of `PopCore` decide and append records. Only applying a record changes the state: when the record is appended, and
-when recovery reads it again. Therefore recovery always comes to the same state. (`forget` and
-`forget_redriven` have no records; they follow retention.)
+when recovery reads it again. Therefore recovery always comes to the same state. (`forget` and `forget_redriven` have no
+records; they follow retention.)
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
 from penstock.pop.core.suspicion import ALONE
 from penstock.store.bodies import CHANGE_ENTRY, REFERENCE
-from penstock.store.record import SURVIVED, Flag, Kind
+from penstock.store.record import Flag, Kind
 
 FAILED_MAX: Final = 4096
 """Failed deliveries in one record, which has 160 KiB then and fits into any segment."""
@@ -76,11 +76,9 @@ class Visibility:
                 assert delivery is not None
                 named.add((delivery.checkpoint, delivery.index))
                 flags = (Flag.RETURNED if change.returns else 0) | (Flag.SUSPENDED if change.suspend else 0)
-                # A consumer that returns a message has survived it.
-                level = 0 if flags else self._state.checkpoints[delivery.checkpoint].level_of_extension
-                if level == ALONE:
-                    level |= SURVIVED
-                key = (delivery.group_id, change.invisible_ms, flags | level)
+                if not flags:  # A consumer that returns a message has survived it.
+                    flags = self._state.checkpoints[delivery.checkpoint].flags_of_extension
+                key = (delivery.group_id, change.invisible_ms, flags)
                 by_record.setdefault(key, []).append((at, delivery))
         for (group_id, invisible_ms, flags), changed in by_record.items():
             pairs = [(delivery.checkpoint, delivery.index) for _, delivery in changed]
@@ -110,8 +108,10 @@ class Visibility:
                 moved[delivery] = position, index
         if not moved:
             return deliveries
+        alone = group.alone
         checkpoint = self._append_change(group.id, invisible_ms, 0, list(moved.values()), keeper)
-        self._serve(group)  # what a device keeps is not out alone any more (`pop.core.suspicion`)
+        if group.alone < alone:
+            self._serve(group)  # what a device keeps is not out alone any more (`pop.core.suspicion`)
         first = delivery_id(checkpoint.position)
         fresh = dict(zip(moved, range(first, first + len(moved)), strict=True))
         return [fresh.get(delivery, delivery) for delivery in deliveries]
