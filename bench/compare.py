@@ -21,7 +21,7 @@ import argparse
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,6 +41,9 @@ BASE = "base"
 RUNS = 7
 WORSE_MAX = 3.0
 """Percent by which a message's processor time may be higher than in the base tree before the table says so."""
+
+FAILURES = (BrokerFailed, LoadFailed, LoadUnavailable, JobFailed)
+"""Errors that end a row but not the benchmark."""
 
 SENDERS = 64
 """Tasks of the row `send-single`, in all client processes together."""
@@ -89,7 +92,7 @@ def _in_turn(name: str, open_load: OpenLoad) -> Measure:
 
 
 def _count(setting: Setting, full: int, quick: int) -> int:
-    """Return how many messages a run has."""
+    """Return how many messages a run has: one of so many as `share` says, which is a default of the command."""
     return setting.count(full // setting.options.share, quick)
 
 
@@ -332,24 +335,6 @@ def _ratio(this: float, base: float) -> float:
     return this / base if base else 1.0 if not this else inf
 
 
-def command(
-    parser: argparse.ArgumentParser,
-    rows: Mapping[str, Row],
-    arguments: list[str] | None,
-    table_of: Callable[[str, Found, Mapping[str, Row]], Table],
-) -> int:
-    """Measure rows of `AREAS`, and return the exit status: 1 when a row failed.
-
-    Args:
-        parser: has options or defaults `base`, `base_command` and `share`, beside those of `bench.rows`. Each row sends one of
-            `share` messages.
-        rows: the rows from which the command line chooses.
-        arguments: the command line; None for that of the process.
-        table_of: returns the table to print.
-    """
-    return run(parser, rows, arguments, failures=(BrokerFailed, LoadFailed, LoadUnavailable, JobFailed), table_of=table_of)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the comparison and return the exit status: 1 when a row failed."""
     parser = parser_of("compare", "Compare this tree with another tree, measured in turn.", EVERY_ROW, runs=RUNS)
@@ -368,7 +353,13 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := sorted(set(options.areas) - AREAS.keys()):
         parser.error(f"There is no area {', '.join(unknown)}. The areas are {', '.join(AREAS)}.")
     rows = {name: row for area in options.areas or AREAS for name, row in AREAS[area].items()}
-    return command(parser, rows, arguments, lambda title, found, chosen: table_of(title, found, chosen, options.worse_max))
+    return run(
+        parser,
+        rows,
+        arguments,
+        failures=FAILURES,
+        table_of=lambda title, found, chosen: table_of(title, found, chosen, options.worse_max),
+    )
 
 
 def add_base_command(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`python -m bench tables`: write the measured figures of README.md and docs/performance.md anew, from files in bench/figures.
+"""`python -m bench tables`: write the measured figures of README.md anew, from files in bench/figures.
 
     python -m bench mqtt --json bench/figures/mqtt.json
     python -m bench tables
@@ -24,7 +24,7 @@ from bench.rows import text_of
 from bench.trees import ROOT
 
 FIGURES = ROOT / "bench" / "figures"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "README.md",)
 
 _BLOCK = re.compile(r"(<!-- figures: (\w+)(?: ([\w,-]+))? -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
@@ -73,7 +73,7 @@ def with_tables(page: str, folder: Path) -> str:
     """Return a page with all its tables made anew from the files in `folder`.
 
     Raises:
-        TableFailed: a figure was not measured.
+        TableFailed: the page has no table, or a figure was not measured.
     """
 
     def made(block: re.Match[str]) -> str:
@@ -83,14 +83,16 @@ def with_tables(page: str, folder: Path) -> str:
             raise TableFailed(f"{path} does not exist. `python -m bench {name} --json {path}` measures it.")
         return begin + table_of(orjson.loads(path.read_bytes()), only.split(",") if only else []) + end
 
-    return _BLOCK.sub(made, page)
+    text, tables = _BLOCK.subn(made, page)
+    if not tables:
+        raise TableFailed("The page has no table. `python -m bench tables --help` says how one begins.")
+    return text
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the pages and return the exit status: 1 when a figure is missing."""
-    argparse.ArgumentParser(prog="python -m bench tables", description="Write the tables of the pages anew.").parse_args(
-        arguments
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser("python -m bench tables", description=__doc__, formatter_class=formatter).parse_args(arguments)
     try:
         made = {page: with_tables(page.read_text("utf-8"), FIGURES) for page in PAGES}
     except TableFailed as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from bench import tables
 from penstock.cli.main import main
 from penstock.node.document import document_options
 
@@ -149,3 +150,25 @@ def test_commands_to_install_work_from_a_checkout() -> None:
     """Penstock is not on the package index: an install command names the checkout."""
     wrong = [page for page in PAGES if re.search(r"pip install '?penstock", text_of(page))]
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_a_measured_table_is_what_the_benchmark_wrote(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert "<!-- figures: " in text
+    assert tables.with_tables(text, tables.FIGURES) == text, "run `python -m bench tables`"
+
+
+def test_a_table_has_the_median_for_each_broker() -> None:
+    measured = {
+        "machine": {"date": "2026-01-02", "commit": "abc", "cpus": 2, "filesystem": "ext4", "python": "3.11.7"},
+        "lines": [{"figure": "one", "title": "the first", "unit": "x"}, {"figure": "two", "title": "the second", "unit": ""}],
+        "figures": {"one": [2.0, 4.0, 3.0], "one@ours": [200.0, 400.0, 300.0], "one@theirs": [100.0], "two": [5.0]},
+    }
+    assert tables.table_of(measured, ["one"]).splitlines()[:3] == [
+        "|  | ours | theirs | median | lowest to highest |",
+        "| --- | --: | --: | --: | --: |",
+        "| the first | 300 | 100 | 3 x | 2 to 4 |",
+    ]
+    with pytest.raises(tables.TableFailed, match="There is no figure three"):
+        tables.table_of(measured, ["two", "three"])
