@@ -71,15 +71,17 @@ The properties (JSON) by kind:
 - SESSION_OPENED and SESSION_RESUMED: `expiry_s` (how long the session lasts without its client), `window` (how many deliveries
   at QoS 1 and 2 may wait for their acknowledgement at once on this connection), `user` (the user that owns the session, if
   something vouches for the user name) and, if the client has a will, `will` with
-  `topic`, `qos`, `retain` and `delay_s`. The body of the record holds the properties of the will, as MQTT 5.0 encodes them, and
-  the body of the will.
+  `topic`, `qos`, `retain` and `delay_s`. SESSION_RESUMED: `afresh`, if the client is told that it has no session, so that it
+  forgets which of its messages of QoS 2 are under way. The body of the record holds the properties of the will, as MQTT 5.0
+  encodes them, and the body of the will.
 - SESSION_CLOSED: `ends_ms` and `will_due_ms` (0 if there is no will any more), or `ended`. If the disk had no room for
   SESSION_OFFSETS, also `cursors` (number, offset and position, of subscriptions at QoS 0) and `maybe_sent`, as below.
 - SESSION_SUBSCRIBED: `filter`, `number` (of the subscription in its session), `queue` (id), `options` (MQTT 5.0, 3.8.3.1),
   `identifier`, `cursor` (offset in the queue) and, if the subscription gets retained messages, `retained` (it gets those that
   were stored before this position).
 - SESSION_UNSUBSCRIBED: `filter` and, if other subscriptions rely on this one, `stop` (the offset up to which it still sends)
-  and `cuts` (pairs of number and offset; see `gateway.delivery.draining`). Or `number`, of a subscription that has ended.
+  and `cuts` (pairs of number and offset; see `gateway.delivery.draining`); `withdrawn`, if the client may no longer have it.
+  Or `number`, of a subscription that has ended.
 - SESSION_OFFSETS: if retained messages are being sent, `retained`, which maps the number of a subscription to the last topic
   that was sent, or to null when all were sent. If the client was connected when the node was killed, `maybe_sent`, which maps
   the number of a subscription to the offset up to which messages may have been sent.

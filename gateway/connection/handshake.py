@@ -146,7 +146,8 @@ class Handshake(Generic[C]):
             outbox.packet_bytes_max = wish.packet_bytes_max
             outbox.aliases = TopicAliases(alias_max) if alias_max else None
         before = self._store.log.end
-        session, is_present = self._open_session(connection, wish, client_id)
+        is_afresh = stored is not None and (stored.curtailed or bool(forbidden))
+        session, is_present = self._open_session(connection, wish, client_id, is_afresh=is_afresh)
         is_recorded = self._store.log.end > before
         keep_alive_s = self._keep_alive_s(wish)
         connection.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
@@ -160,7 +161,7 @@ class Handshake(Generic[C]):
                 connection.permissions.consider(subscriptions.by_filter)
             outbox.redelivery = Redelivery(self._store, self._deliveries.shared.settlements, subscriptions, outbox)
             outbox.pump_soon()
-        connack = self._connack(wish, session, is_present=is_present, keep_alive_s=keep_alive_s)
+        connack = self._connack(wish, session, is_present=is_present and not is_afresh, keep_alive_s=keep_alive_s)
         outbox.greet(connack, is_recorded=is_recorded)
         self._traffic.packets_in[CONNECT] += 1
         self._counters.packets_in += 1
@@ -185,17 +186,18 @@ class Handshake(Generic[C]):
         if answer:
             outbox.send(answer)
 
-    def _open_session(self, connection: C, wish: Connect, client_id: str) -> tuple[Session, bool]:
+    def _open_session(self, connection: C, wish: Connect, client_id: str, *, is_afresh: bool) -> tuple[Session, bool]:
         """Give a connection the session of its client id, and return it, and whether it existed before.
 
-        An older connection with that client id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2]. Raises ConnectRefused.
+        An older connection with that client id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2]. `is_afresh` as for
+        `SessionLifecycle.open`. Raises ConnectRefused.
         """
         expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
         self._lifecycle.check_room(client_id, wish, expiry_s)
         self._clients.close_older(client_id)
         user, source = connection.user, connection.peer.source
         author = Author(*self._authorizer.author_of(connection, client_id)) if wish.will is not None else None
-        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, user, source, author)
+        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, user, source, author, is_afresh=is_afresh)
         connection.session = session
         self._clients.enter(client_id, connection)
         self._authorizer.entered(connection, session.client_id)

@@ -226,8 +226,11 @@ class ClientSubscriptions:
 
     # --- UNSUBSCRIBE ------------------------------------------------------------------------------------------------
 
-    def unsubscribe(self, topic_filter: str) -> bool:
-        """End a subscription, except for what others rely on it for; return whether there was one. Raises DiskFull."""
+    def unsubscribe(self, topic_filter: str, *, is_withdrawn: bool = False) -> bool:
+        """End a subscription, except for what others rely on it for; return whether there was one.
+
+        `is_withdrawn` says whether the server ends it. Raises DiskFull.
+        """
         subscription = self.by_filter.get(topic_filter)
         if subscription is None:
             return False
@@ -236,7 +239,7 @@ class ClientSubscriptions:
             self.context.store.commit()  # What this turn has appended came before the UNSUBSCRIBE.
         draining = drain(subscription, tuple(self))
         if subscription.stored is not None:
-            self.context.journal.record_unsubscription(session, topic_filter, draining)
+            self.context.journal.record_unsubscription(session, topic_filter, draining, is_withdrawn=is_withdrawn)
         del self.by_filter[topic_filter]
         subscription.stop()
         session.no_local -= subscription.no_local
@@ -261,7 +264,7 @@ class ClientSubscriptions:
             logger.warning("subscription.withdrawn", client=self.session.client_id, filter=topic_filter[:80])
             self.context.counters.subscriptions_withdrawn += 1
             try:
-                self.unsubscribe(topic_filter)
+                self.unsubscribe(topic_filter, is_withdrawn=True)
             except DiskFull:
                 subscription = self.by_filter.pop(topic_filter)
                 subscription.stop()

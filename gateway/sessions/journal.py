@@ -244,10 +244,13 @@ class SessionJournal:
         self._append(Kind.SESSION_SUBSCRIBED, stored, row)
         return queues.get(stored.subscriptions[topic_filter].queue_id)
 
-    def record_unsubscription(self, session: Session, topic_filter: str, draining: Draining | None) -> None:
+    def record_unsubscription(
+        self, session: Session, topic_filter: str, draining: Draining | None, *, is_withdrawn: bool
+    ) -> None:
         """Record that a subscription of a session that lasts has ended, and what it still sends for others.
 
-        The progress is recorded first, because deliveries that are under way still count. Raises DiskFull.
+        The progress is recorded first, because deliveries that are under way still count. `is_withdrawn` says whether the
+        server has ended it. Raises DiskFull.
         """
         stored = session.stored
         assert stored is not None, session.client_id
@@ -256,6 +259,8 @@ class SessionJournal:
         row: dict[str, object] = {"filter": topic_filter}
         if draining is not None:
             row |= {"stop": draining.end, "cuts": list(draining.cuts.items())}
+        if is_withdrawn:
+            row["withdrawn"] = True
         self._append(Kind.SESSION_UNSUBSCRIBED, stored, row)
         if draining is not None:
             draining.stored = stored.draining[draining.number]

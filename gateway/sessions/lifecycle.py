@@ -206,6 +206,8 @@ class SessionLifecycle:
         user: str = "",
         source: str = "",
         author: Author | None = None,
+        *,
+        is_afresh: bool = False,
     ) -> tuple[Session, bool]:
         """Return the session of a client that connects, and whether it existed before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
 
@@ -218,6 +220,8 @@ class SessionLifecycle:
             user: the client's user name if something vouches for it; otherwise empty. A session of another user ends.
             source: where the client connects from: see `source_of`.
             author: who leaves the will of the CONNECT, if it has one; None to go by user and client id alone.
+            is_afresh: whether the client is told that it has no session, because some of its subscriptions have ended. The
+                client then uses the packet ids of its messages under way for others (3.1.1: 4.4; [MQTT-3.2.2-5]).
 
         Raises:
             ConnectRefused: the disk has no room; or the client's user or source has too many sessions; or `mqtt.sessions_max`
@@ -226,12 +230,20 @@ class SessionLifecycle:
         """
         try:
             causer = self._ledger.with_tenant(Causer.of(user, source, client_id))
-            return self._open(client_id, wish, expiry_s, user, causer, author)
+            return self._open(client_id, wish, expiry_s, user, causer, author, is_afresh=is_afresh)
         except DiskFull as error:
             raise _refusal(error) from error
 
     def _open(
-        self, client_id: str, wish: Connect, expiry_s: int, user: str, causer: Causer, author: Author | None
+        self,
+        client_id: str,
+        wish: Connect,
+        expiry_s: int,
+        user: str,
+        causer: Causer,
+        author: Author | None,
+        *,
+        is_afresh: bool,
     ) -> tuple[Session, bool]:
         window = min(wish.receive_max, self._inflight_max)
         stored = self.sessions.get(client_id)
@@ -253,7 +265,7 @@ class SessionLifecycle:
                 return Session(client_id, window, user=user, causer=causer), False
             self._make_room(causer)
         kind = Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED
-        self._record_connected(kind, client_id, expiry_s, window, wish.will, user, causer, author)
+        self._record_connected(kind, client_id, expiry_s, window, wish.will, user, causer, author, is_afresh=is_afresh)
         stored = self.sessions.get(client_id)
         assert stored is not None, client_id
         session = Session(client_id, window, stored, user, causer)
@@ -328,8 +340,12 @@ class SessionLifecycle:
         user: str,
         causer: Causer,
         author: Author | None,
+        *,
+        is_afresh: bool,
     ) -> None:
         row: dict[str, object] = {"expiry_s": expiry_s, "window": window, "by": causer.row()}
+        if is_afresh and kind is Kind.SESSION_RESUMED:
+            row["afresh"] = True
         if user:
             row["user"] = user
         body = b""

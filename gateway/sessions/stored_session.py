@@ -16,9 +16,11 @@ from penstock.gateway.sessions.stored_subscription import StoredDraining, Stored
 from penstock.store.accounts import NODE_ACCOUNT
 
 _HEAD = Struct("<BIHQqQQIqQIHIII")
-"""Whether the client is connected, expiry_s, window, recorded_at, ends_ms, account and source; delay_s, due_ms, position and
+"""CONNECTED and CURTAILED, expiry_s, window, recorded_at, ends_ms, account and source; delay_s, due_ms, position and
 size of the will; last_packet_id, subscribed, the number of received messages, and the bytes of the user name. The user name
 follows, the packet ids and positions of the received messages, and then the deliveries under way."""
+
+CONNECTED, CURTAILED = 1, 2
 
 _RECEIVED = Struct("<HQ")
 """Packet id and position of a received message."""
@@ -50,6 +52,7 @@ class StoredSession:
         "changed_filters",
         "client_id",
         "connected",
+        "curtailed",
         "draining",
         "ends_ms",
         "expiry_s",
@@ -88,6 +91,9 @@ class StoredSession:
         self.gone = False
         self.connected = True
         """Whether the client is connected, as far as the log knows."""
+        self.curtailed = False
+        """Whether the server has ended subscriptions, and the client has added none since. The client must subscribe again, so
+        it is told that it has no session."""
         self.user = ""
         """The user that owns the session; empty if nothing vouched for a user name."""
         self.expiry_s = 0
@@ -179,7 +185,7 @@ class StoredSession:
         received = sorted(self.received.items())
         user = self.user.encode()
         head = _HEAD.pack(
-            self.connected,
+            self.connected * CONNECTED | self.curtailed * CURTAILED,
             self.expiry_s,
             self.window,
             self.recorded_at,
@@ -199,9 +205,9 @@ class StoredSession:
     def from_row(cls, client_id: str, row: bytes) -> StoredSession:
         """Return the session that a row describes, without its subscriptions."""
         found = cls(client_id)
-        connected, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
+        flags, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
         found.ends_ms, found.account, found.source, *will, found.last_packet_id, found.subscribed, received, user_bytes = rest
-        found.connected = bool(connected)
+        found.connected, found.curtailed = bool(flags & CONNECTED), bool(flags & CURTAILED)
         stored_will = StoredWill(*will)
         found.will = stored_will if stored_will.size else None
         at = _HEAD.size + user_bytes

@@ -170,10 +170,12 @@ class StoredSessions:
             return
         stored.connected = True
         stored.ends_ms = 0
-        self._connect(stored, record)
+        if self._connect(stored, record).get("afresh"):
+            stored.received.clear()
 
-    def _connect(self, stored: StoredSession, record: Record) -> None:
-        row = orjson.loads(record.properties)
+    def _connect(self, stored: StoredSession, record: Record) -> dict[str, Any]:
+        """Apply what a CONNECT says, and return the properties of its record."""
+        row: dict[str, Any] = orjson.loads(record.properties)
         account = self._ledger.enter(row.get("by"))
         if account != stored.account:
             self._ledger.release(stored.account, Resource.SESSIONS)
@@ -184,6 +186,7 @@ class StoredSessions:
         stored.user = row.get("user", stored.user)
         will = row.get("will")
         stored.will = StoredWill(will["delay_s"], 0, record.position, record.size) if will is not None else None
+        return row
 
     def _apply_closed(self, record: Record) -> None:
         stored = self._change(record)
@@ -228,6 +231,7 @@ class StoredSessions:
             one = StoredSubscription(topic_filter, number, queue_id, 0, 0, row["cursor"], account)
             stored.subscriptions[topic_filter] = one
             stored.subscribed = max(stored.subscribed, number + 1)
+            stored.curtailed = False
         # A subscription to the same filter keeps the old cursor: deliveries that are not yet recorded must not get lost.
         one.options, one.identifier = row["options"], row["identifier"]
         one.retained_before, one.retained_after = row.get("retained"), b""
@@ -249,6 +253,7 @@ class StoredSessions:
         one = stored.subscriptions.pop(row["filter"], None)
         if one is None:
             return
+        stored.curtailed |= row.get("withdrawn", False)
         stored.changed_filters.add(one.filter)
         if "stop" in row:
             stored.draining[one.number] = StoredDraining(one, row["stop"], dict(row["cuts"]))

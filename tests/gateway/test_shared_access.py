@@ -140,7 +140,7 @@ async def test_a_stored_subscription_ends_if_its_user_may_no_longer_share_the_gr
     Path(access_file).write_text(FILE.replace("edge-*", "edge-2"))  # noqa: ASYNC240 - a small file
     await broker.restart()
     first = await login(broker, "edge-1", "c", flags=0, about=LASTS)
-    assert first.session_present
+    assert not first.session_present, "it has to subscribe again"
     await first.publish("a/b", b"x", 1)
     assert [message.body for message in await first.messages()] == [b"x"], "only the message of the devices' group"
     assert group_of(broker, "billing").visible == 1

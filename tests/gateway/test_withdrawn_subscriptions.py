@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
+from penstock.gateway.protocol.encode import encode_publish
+from penstock.gateway.protocol.packets import PUBREC
 from penstock.store.queues import ROOT
 from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import LASTS, each_end, end_node, leave
@@ -88,6 +90,13 @@ async def resumed(broker: Broker, user: str) -> Client5:
     return client
 
 
+async def curtailed(broker: Broker, user: str) -> Client5:
+    """Connect as a user whose session has lost a subscription: the client is told that it must subscribe again."""
+    client = await enter(broker, user)
+    assert not client.session_present
+    return client
+
+
 def queues(broker: Broker) -> set[str]:
     """Return the filters of the light queues that a stored session or a group needs."""
     return {queue.filter for queue in broker.node.store.queues if queue.owners - {ROOT}}
@@ -104,16 +113,60 @@ async def test_what_is_no_longer_allowed_ends_when_the_client_returns_to_another
     write(rules, NARROW)
     await end_node(broker, end)
     await publish(broker, "plant/3", "mixed")
-    viewer = await resumed(broker, "viewer")
+    viewer = await curtailed(broker, "viewer")
     assert await topics_of(viewer) == ["mixed", "mixed"]
     assert sorted(broker.connection("viewer").held_filters()) == ["mixed"]
     assert queues(broker) == {"mixed"}, "nobody needs the others, and they take no more room"
     await leave(viewer)
     write(rules, WIDE)
     await end_node(broker, end)
-    viewer = await resumed(broker, "viewer")
+    viewer = await curtailed(broker, "viewer")
     await publish(broker, "plant/4")
     assert await topics_of(viewer) == ["mixed", "mixed"], "what has ended does not come back"
+    assert await viewer.subscribe(("mixed", 1), ("plant/#", 1)) == [1, 1]
+    await publish(broker, "plant/5")
+    assert (await topics_of(viewer)) == ["plant/5"], "the client has subscribed again, as it does without a session"
+    await leave(viewer)
+    await end_node(broker, end)
+    await resumed(broker, "viewer")
+
+
+async def test_a_client_whose_right_is_taken_away_while_it_is_connected_is_told_to_subscribe_again(
+    broker: Broker, rules: Path
+) -> None:
+    viewer = await enter(broker, "viewer")
+    await viewer.subscribe(("plant/#", 1), ("mixed", 1))
+    write(rules, NARROW)
+    broker.node.reload()
+    await viewer.disconnected()
+    write(rules, WIDE)
+    broker.node.reload()
+    viewer = await curtailed(broker, "viewer")
+    await viewer.subscribe(("mixed", 1))  # It has this one already.
+    await leave(viewer)
+    viewer = await curtailed(broker, "viewer")
+    await viewer.subscribe(("plant/#", 1), ("mixed", 1))
+    await leave(viewer)
+    await publish(broker, "plant/1", "mixed")
+    assert sorted(await topics_of(await resumed(broker, "viewer"))) == ["mixed", "plant/1"]
+
+
+async def test_a_client_that_is_told_to_subscribe_again_may_use_its_packet_ids_for_other_messages(
+    broker: Broker, rules: Path
+) -> None:
+    viewer = await enter(broker, "viewer")
+    write(rules, WIDE.replace('users = ["sensor"]', 'users = ["sensor", "viewer"]'))
+    broker.node.reload()
+    await viewer.subscribe(("plant/#", 1))
+    await viewer.send(encode_publish(b"mixed", b"1", 2, packet_id=7, properties=b"\0"))
+    assert await viewer.receive() == (PUBREC, 7)
+    await leave(viewer)
+    write(rules, NARROW.replace('allow = ["all"]\nusers = ["sensor"]', 'allow = ["publish"]\nusers = ["sensor", "viewer"]'))
+    broker.node.reload()
+    viewer = await curtailed(broker, "viewer")
+    await viewer.send(encode_publish(b"mixed", b"2", 2, packet_id=7, properties=b"\0"))
+    assert await viewer.receive() == (PUBREC, 7)
+    assert [message.body for message in broker.stored()] == [b"1", b"2"]
 
 
 @each_end
@@ -195,7 +248,7 @@ async def test_what_a_member_may_no_longer_have_goes_to_the_others(broker: Broke
     broker.node.reload()
     await viewer.disconnected()
     assert sorted([(await other.message()).topic for _ in taken]) == sorted(taken)
-    viewer = await resumed(broker, "viewer")
+    viewer = await curtailed(broker, "viewer")
     await publish(broker, "plant/later")
     assert (broker.connection("viewer").held_filters(), await topics_of(viewer)) == ([], [])
     assert await topics_of(other) == ["plant/later"]
