@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.store.causer import Causer
+from penstock.store.ledger import Ledger
 from penstock.store.properties import decode_properties
 from penstock.store.recent import RecentIds
 from penstock.store.record import decode
@@ -81,6 +82,14 @@ class TimerQuery(NamedTuple):
     """They are due at this time or later, in ms since 1970."""
     before_ms: int = 0
     """They are due before this time; 0 for no bound."""
+    user: str = ""
+    """This user has sent them. Empty: anybody has."""
+    client: str = ""
+    """The client with this id has sent them. Empty: anybody has."""
+
+    def is_of(self, causer: Causer) -> bool:
+        """Return whether the query asks for the messages of a causer."""
+        return self.user in ("", causer.user) and self.client in ("", causer.client)
 
 
 class ListedTimer(NamedTuple):
@@ -161,7 +170,7 @@ class TimerListing:
             selection = self._selections.take(listing)
             while not page.is_full:
                 if selection is None or not selection.covers(place, query):
-                    selection = _Selection(self._buckets, self._keys, query, is_visible, place)
+                    selection = _Selection(self._buckets, self._keys, self._store.ledger, query, is_visible, place)
                 if not selection.is_complete:
                     if not self._buckets.is_saved:
                         self._store.commit()
@@ -247,16 +256,24 @@ class _Selection:
 
     Parameters:
         buckets, keys: of the pending messages.
+        ledger: knows who has sent them.
         query: says which messages it selects.
         is_visible: says for a topic whether the caller may see its messages.
         after: the place.
     """
 
     def __init__(
-        self, buckets: TimerBuckets, keys: TimerKeys, query: TimerQuery, is_visible: Callable[[str], bool], after: _Place
+        self,
+        buckets: TimerBuckets,
+        keys: TimerKeys,
+        ledger: Ledger,
+        query: TimerQuery,
+        is_visible: Callable[[str], bool],
+        after: _Place,
     ) -> None:
         self._buckets = buckets
         self._keys = keys
+        self._ledger = ledger
         self._query = query
         self._is_visible = is_visible
         self._after = after
@@ -314,6 +331,10 @@ class _Selection:
         rows, after = entries.rows, self._after
         is_after = (rows["due"] > after.due_ms) | ((rows["due"] == after.due_ms) & (rows["position"] > after.position))
         is_wanted = is_after & (rows["due"] < self._before_ms)
+        if self._query.user or self._query.client:
+            accounts, of_rows = np.unique(rows["account"], return_inverse=True)
+            is_of = [self._query.is_of(self._ledger.causer_of(account)) for account in accounts.tolist()]
+            is_wanted &= np.array(is_of, dtype=bool)[of_rows]
         if not self.is_last:
             is_wanted &= rows["due"] <= self._found.rows["due"][-1]
         scanned, entries = len(entries), entries.taken(is_wanted)
@@ -322,8 +343,8 @@ class _Selection:
         for begin in range(0, len(entries.topics), TOPICS_AT_ONCE):
             chosen += [self._chosen(topic) for topic in entries.topics[begin : begin + TOPICS_AT_ONCE]]
             yield 0
-        of_rows = np.array(chosen, dtype=np.uint64)[entries.rows["topic"]]
-        entries = entries.taken((of_rows == _ALL) | (of_rows == entries.rows["position"]))
+        positions = np.array(chosen, dtype=np.uint64)[entries.rows["topic"]]
+        entries = entries.taken((positions == _ALL) | (positions == entries.rows["position"]))
         self._keep_first(entries.taken(self._buckets.cursors.are_ahead(entries)))
         yield 0
 

@@ -31,12 +31,25 @@ def _found(timer: Timer) -> Timer:
     return timer
 
 
-def _listing(filter: str, key: str, from_ms: int, before_ms: int, limit: int, page_token: str) -> pb.ListTimersRequest:
+def _listing(
+    filter: str, key: str, from_ms: int, before_ms: int, user: str, client_id: str, limit: int = 0, page_token: str = ""
+) -> pb.ListTimersRequest:
+    return pb.ListTimersRequest(
+        filter=filter,
+        key=key,
+        from_ms=from_ms,
+        before_ms=before_ms,
+        user=user,
+        client_id=client_id,
+        timers_max=limit,
+        page_token=page_token,
+    )
+
+
+def _limited(limit: int) -> int:
     if limit < 1:
         raise ValueError(f"limit is {limit}, but must be at least 1")
-    return pb.ListTimersRequest(
-        filter=filter, key=key, from_ms=from_ms, before_ms=before_ms, timers_max=limit, page_token=page_token
-    )
+    return limit
 
 
 def _next_page(request: pb.ListTimersRequest, page: TimersPage, found: list[Timer]) -> pb.ListTimersRequest | None:
@@ -97,6 +110,8 @@ class TimerCalls:
         key: str = "",
         from_ms: int = 0,
         before_ms: int = 0,
+        user: str = "",
+        client_id: str = "",
         limit: int = 1_000,
         page_token: str = "",
     ) -> TimersPage:
@@ -113,6 +128,8 @@ class TimerCalls:
             key: Only those with this key.
             from_ms: Only those that are delivered at this time or later, in ms since 1970.
             before_ms: Only those that are delivered before this time; 0 for no bound.
+            user: Only those that this user has sent.
+            client_id: Only those that the client with this id has sent over MQTT.
             limit: Maximum number of messages, at least 1.
             page_token: `next_page_token` of the page before. The other arguments but `limit` must be the same as for that page.
 
@@ -124,11 +141,41 @@ class TimerCalls:
             ValueError: `limit` is less than 1.
         """
         found: list[Timer] = []
-        request: pb.ListTimersRequest | None = _listing(filter, key, from_ms, before_ms, limit, page_token)
+        request: pb.ListTimersRequest | None = _listing(
+            filter, key, from_ms, before_ms, user, client_id, _limited(limit), page_token
+        )
         while request is not None:
             page = await self._call(self._stub.ListTimers, request)
             request = _next_page(request, page, found)
         return TimersPage(timers=found, next_page_token=page.next_page_token)
+
+    async def cancel_all(
+        self, filter: str, *, key: str = "", from_ms: int = 0, before_ms: int = 0, user: str = "", client_id: str = ""
+    ) -> int:
+        """Cancel all pending messages that a listing with these arguments has; return how many were cancelled.
+
+            await client.timers.cancel_all("#", user="eve")
+
+        What fires meanwhile is not cancelled. If the call fails, some messages may have been cancelled: call it again.
+
+        Args:
+            filter: As for `list`, and so are the others.
+            key: See above.
+            from_ms: See above.
+            before_ms: See above.
+            user: See above.
+            client_id: See above.
+
+        Raises:
+            RequestInvalid: The filter or a time is not valid.
+        """
+        request, cancelled = _listing(filter, key, from_ms, before_ms, user, client_id), 0
+        while True:
+            page = await self._call(self._stub.CancelTimers, request)
+            cancelled += page.cancelled
+            if not page.next_page_token:
+                return cancelled
+            request.page_token = page.next_page_token
 
     async def count(self) -> TimerCounts:
         """Return how many messages are pending, how many of them are due soon, and when the next one is delivered.
@@ -167,16 +214,32 @@ class SyncTimerCalls:
         key: str = "",
         from_ms: int = 0,
         before_ms: int = 0,
+        user: str = "",
+        client_id: str = "",
         limit: int = 1_000,
         page_token: str = "",
     ) -> TimersPage:
         """Return pending messages in order of delivery time, as `TimerCalls.list`."""
         found: list[Timer] = []
-        request: pb.ListTimersRequest | None = _listing(filter, key, from_ms, before_ms, limit, page_token)
+        request: pb.ListTimersRequest | None = _listing(
+            filter, key, from_ms, before_ms, user, client_id, _limited(limit), page_token
+        )
         while request is not None:
             page = self._call(self._stub.ListTimers, request)
             request = _next_page(request, page, found)
         return TimersPage(timers=found, next_page_token=page.next_page_token)
+
+    def cancel_all(
+        self, filter: str, *, key: str = "", from_ms: int = 0, before_ms: int = 0, user: str = "", client_id: str = ""
+    ) -> int:
+        """Cancel all messages of a listing, as `TimerCalls.cancel_all`."""
+        request, cancelled = _listing(filter, key, from_ms, before_ms, user, client_id), 0
+        while True:
+            page = self._call(self._stub.CancelTimers, request)
+            cancelled += page.cancelled
+            if not page.next_page_token:
+                return cancelled
+            request.page_token = page.next_page_token
 
     def count(self) -> TimerCounts:
         """Return how many messages are pending and due soon, as `TimerCalls.count`."""

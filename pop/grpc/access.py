@@ -68,6 +68,11 @@ def _rescheduled_timer(request: Any) -> About:
     return _timer(request.name)
 
 
+def _timers(request: Any) -> About:
+    named = {"filter": request.filter, "key": request.key, "of_user": request.user, "of_client": request.client_id}
+    return {name: value for name, value in named.items() if value}
+
+
 def _recall(request: Any) -> About:
     return {"handles": len(request.recall_handles)}
 
@@ -134,9 +139,10 @@ TIMER_RULES = ServiceRules(
         "CancelTimer": no_needs,
         "RescheduleTimer": no_needs,
         "ListTimers": no_needs,
+        "CancelTimers": no_needs,
         "CountTimers": _admin_all,
     },
     refuse_by_status,
-    {"CancelTimer": _timer, "RescheduleTimer": _rescheduled_timer},
+    {"CancelTimer": _timer, "RescheduleTimer": _rescheduled_timer, "CancelTimers": _timers},
 )
 """Each method of TimerService is in here; a test holds the table to the service's descriptor."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from penstock.access.actions import SEND
 from penstock.pop.access.auditedcall import note_change, note_failed
 from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted, check_sender
@@ -17,7 +20,10 @@ from penstock.store.record import decode
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages, Recalled
 from penstock.timer.keys import TimerKeys
-from penstock.timer.listing import ROWS_DEFAULT, ROWS_MAX, ListedTimer, TimerListing, TimerQuery
+from penstock.timer.listing import ROWS_DEFAULT, ROWS_MAX, ListedTimer, TimerListing, TimerPage, TimerQuery
+
+CANCELLED_AT_ONCE: Final = 64
+"""Messages that `CancelTimers` cancels before other work has its turn: it reads the record of each."""
 
 _UNREADABLE = pb.Status(
     code=pb.UNKNOWN_MESSAGE, detail="the record of the message is damaged: it is pending, and can be cancelled only"
@@ -96,13 +102,34 @@ class TimerServicer:
 
     @with_status
     async def ListTimers(self, request: pb.ListTimersRequest) -> pb.ListTimersResponse:
-        query = TimerQuery(request.filter or "#", request.key, request.from_ms, request.before_ms)
+        page = await self._page(request)
+        return pb.ListTimersResponse(timers=map(self._timer, page.timers), next_page_token=page.next_token)
+
+    @with_status
+    async def CancelTimers(self, request: pb.ListTimersRequest) -> pb.CancelTimersResponse:
+        page = await self._page(request)
+        cancelled = 0
+        named = [(timer.position, timer.due_ms) for timer in page.timers]
+        try:
+            for begin in range(0, len(named), CANCELLED_AT_ONCE):
+                outcomes = self._delayed.recall_all(named[begin : begin + CANCELLED_AT_ONCE])
+                cancelled += outcomes.count(Recalled.CANCELLED)
+                await asyncio.sleep(0)
+        finally:  # also if the caller does not wait, or the disk is full
+            if cancelled:
+                note_change(messages=cancelled)
+        await self._store.durable()
+        return pb.CancelTimersResponse(cancelled=cancelled, next_page_token=page.next_token)
+
+    async def _page(self, request: pb.ListTimersRequest) -> TimerPage:
+        query = TimerQuery(
+            request.filter or "#", request.key, request.from_ms, request.before_ms, request.user, request.client_id
+        )
         count = min(bounded("timers_max", request.timers_max, ROWS_DEFAULT), ROWS_MAX)
         rights = CALLER.get()
-        page = await self._listing.page(
+        return await self._listing.page(
             query, request.page_token, count, lambda topic: rights is None or rights.may(SEND, topic)
         )
-        return pb.ListTimersResponse(timers=map(self._timer, page.timers), next_page_token=page.next_token)
 
     @with_status
     async def CountTimers(self, _request: pb.CountTimersRequest) -> pb.TimerCounts:

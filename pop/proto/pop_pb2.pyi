@@ -821,7 +821,7 @@ class DeadLetter(_message.Message):
     topic: _builtins.str
     """empty if the record can't be read any more"""
     detail: _builtins.str
-    """FORWARDED: why, in the words of the consumer"""
+    """FORWARDED: why, in the words of the consumer; ATTEMPTS_EXHAUSTED: why the last failed, if known"""
     def __init__(
         self,
         *,
@@ -1991,6 +1991,8 @@ class ListTimersRequest(_message.Message):
     BEFORE_MS_FIELD_NUMBER: _builtins.int
     TIMERS_MAX_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     filter: _builtins.str
     """MQTT topic filter; empty: all topics"""
     key: _builtins.str
@@ -2003,6 +2005,10 @@ class ListTimersRequest(_message.Message):
     """0: 1000"""
     page_token: _builtins.str
     """next_page_token of the previous page; empty for the first page"""
+    user: _builtins.str
+    """not empty: only messages that this user has sent"""
+    client_id: _builtins.str
+    """not empty: only messages that the client with this id has sent over MQTT"""
     def __init__(
         self,
         *,
@@ -2012,10 +2018,12 @@ class ListTimersRequest(_message.Message):
         before_ms: _builtins.int = ...,
         timers_max: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        user: _builtins.str = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms", "filter", b"filter", "from_ms", b"from_ms", "key", b"key", "page_token", b"page_token", "timers_max", b"timers_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms", "client_id", b"client_id", "filter", b"filter", "from_ms", b"from_ms", "key", b"key", "page_token", b"page_token", "timers_max", b"timers_max", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2044,6 +2052,29 @@ class ListTimersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListTimersResponse: _TypeAlias = ListTimersResponse  # noqa: Y015
+
+@_typing.final
+class CancelTimersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    cancelled: _builtins.int
+    next_page_token: _builtins.str
+    """empty: this was the last page"""
+    def __init__(
+        self,
+        *,
+        cancelled: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelTimersResponse: _TypeAlias = CancelTimersResponse  # noqa: Y015
 
 @_typing.final
 class CountTimersRequest(_message.Message):

@@ -1204,6 +1204,11 @@ class TimerServiceStub:
                 request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.SerializeToString,
                 response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersResponse.FromString,
                 _registered_method=True)
+        self.CancelTimers = channel.unary_unary(
+                '/penstock.pop.v1.TimerService/CancelTimers',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.CancelTimersResponse.FromString,
+                _registered_method=True)
         self.CountTimers = channel.unary_unary(
                 '/penstock.pop.v1.TimerService/CountTimers',
                 request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.CountTimersRequest.SerializeToString,
@@ -1245,6 +1250,13 @@ class TimerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelTimers(self, request, context):
+        """Cancels the messages of a page, and says how many it has cancelled. To cancel all, call it again with next_page_token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CountTimers(self, request, context):
         """Counts the pending messages of the node. The caller needs the right to administer all groups.
         """
@@ -1274,6 +1286,11 @@ def add_TimerServiceServicer_to_server(servicer, server):
                     servicer.ListTimers,
                     request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.FromString,
                     response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersResponse.SerializeToString,
+            ),
+            'CancelTimers': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelTimers,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.CancelTimersResponse.SerializeToString,
             ),
             'CountTimers': grpc.unary_unary_rpc_method_handler(
                     servicer.CountTimers,
@@ -1391,6 +1408,33 @@ class TimerService:
             '/penstock.pop.v1.TimerService/ListTimers',
             penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.SerializeToString,
             penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelTimers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.TimerService/CancelTimers',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ListTimersRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.CancelTimersResponse.FromString,
             options,
             channel_credentials,
             insecure,

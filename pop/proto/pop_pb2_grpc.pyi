@@ -398,6 +398,8 @@ class TimerServiceStub:
     """Returns pending messages to whose topics the caller may send, in order of delivery time. A page may have fewer messages than
     asked for, or none: the listing ends where there is no next_page_token.
     """
+    CancelTimers: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ListTimersRequest, _pop_pb2.CancelTimersResponse]
+    """Cancels the messages of a page, and says how many it has cancelled. To cancel all, call it again with next_page_token."""
     CountTimers: _grpc.UnaryUnaryMultiCallable[_pop_pb2.CountTimersRequest, _pop_pb2.TimerCounts]
     """Counts the pending messages of the node. The caller needs the right to administer all groups."""
 
@@ -418,6 +420,8 @@ class TimerServiceAsyncStub(TimerServiceStub):
     """Returns pending messages to whose topics the caller may send, in order of delivery time. A page may have fewer messages than
     asked for, or none: the listing ends where there is no next_page_token.
     """
+    CancelTimers: _aio.UnaryUnaryMultiCallable[_pop_pb2.ListTimersRequest, _pop_pb2.CancelTimersResponse]  # type: ignore[assignment]
+    """Cancels the messages of a page, and says how many it has cancelled. To cancel all, call it again with next_page_token."""
     CountTimers: _aio.UnaryUnaryMultiCallable[_pop_pb2.CountTimersRequest, _pop_pb2.TimerCounts]  # type: ignore[assignment]
     """Counts the pending messages of the node. The caller needs the right to administer all groups."""
 
@@ -459,6 +463,14 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns pending messages to whose topics the caller may send, in order of delivery time. A page may have fewer messages than
         asked for, or none: the listing ends where there is no next_page_token.
         """
+
+    @_abc_1.abstractmethod
+    def CancelTimers(
+        self,
+        request: _pop_pb2.ListTimersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.CancelTimersResponse, _abc.Awaitable[_pop_pb2.CancelTimersResponse]]:
+        """Cancels the messages of a page, and says how many it has cancelled. To cancel all, call it again with next_page_token."""
 
     @_abc_1.abstractmethod
     def CountTimers(

@@ -357,6 +357,7 @@ async def test_only_who_may_send_to_a_topic_finds_and_changes_its_pending_messag
             with pytest.raises(NotPermitted, match="may not send"):
                 await call
         assert list((await other.timers.list()).timers) == []
+        assert await other.timers.cancel_all("#") == 0
         assert [timer.key for timer in (await client.timers.list()).timers] == ["k"]
         with pytest.raises(NotPermitted, match="may not admin"):
             await client.timers.count()

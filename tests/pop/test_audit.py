@@ -265,6 +265,7 @@ OPEN: dict[str, Make] = {
     ),  # has those of topics that it may send to
     "ScheduleService/ListSchedules": lambda _: pb.ListSchedulesRequest(),  # too
     "TimerService/ListTimers": lambda _: pb.ListTimersRequest(),  # too
+    "TimerService/CancelTimers": lambda _: pb.ListTimersRequest(),  # too
     "MessagingService/QueryRoute": lambda _: service_pb.QueryRouteRequest(topic=named(TOPIC)),
     "MessagingService/Heartbeat": lambda _: service_pb.HeartbeatRequest(client_type=rocketmq_pb.ClientType.PRODUCER),
     "MessagingService/Telemetry": lambda _: None,  # topics to which the caller may not send are left out
@@ -414,6 +415,11 @@ CHANGES = {
     "MessagingService/RecallMessage": Change(
         {"topic": TOPIC}, lambda _: service_pb.RecallMessageRequest(topic=named(TOPIC), recall_handle="x")
     ),
+    "TimerService/CancelTimers": Change(
+        {"of_user": "owner", "messages": 1},
+        lambda _: pb.ListTimersRequest(filter="a/#/b"),
+        lambda _: pb.ListTimersRequest(user="owner"),
+    ),
 }
 """The methods that change what others rely on, in an order in which they can be called one after the other."""
 
@@ -468,7 +474,7 @@ async def test_a_change_has_one_line_when_it_was_made_and_one_when_it_failed(aud
             if what == "UpdateOffset":
                 for message in await client.pop(FILTER, group=GROUP):
                     await message.ack()
-            elif what == "RecallMessage":
+            elif what in ("RecallMessage", "CancelTimers"):
                 audited.recall = (await client.send(TOPIC, b"a", delay_ms=60_000)).recall_handle or ""
         assert audited.lines() == []
         await audited.call(name, (case.request or DENIED[name].request)(audited), "owner")

@@ -87,3 +87,9 @@ def test_pending_messages_are_listed_and_counted(node: NodeProcess) -> None:
     node.start()
     again = [json.loads(line) for line in run("timer", "list", "orders/#", "--json").stdout.splitlines()]
     assert again == rows
+    assert (
+        run("timer", "cancel-all", "orders/+", "--before", rows[2]["deliver_at"], "--client-id", "x").stdout == "0 cancelled\n"
+    )
+    assert run("timer", "cancel-all", "orders/+", "--before", rows[2]["deliver_at"]).stdout == "2 cancelled\n"
+    assert [line.split()[1] for line in run("timer", "list").stdout.splitlines()] == ["topic", "orders/3", "plant/1"]
+    assert run("timer", "cancel-all").returncode == 2, "it needs a filter"

@@ -117,6 +117,15 @@ QUERIES = [
 ]
 
 
+async def test_a_listing_has_the_messages_of_a_user_or_a_client(pending: Pending) -> None:
+    ann, eve = Causer.of("ann", "10.0.0.1", "phone"), Causer.of("eve", "10.0.0.1", "tablet")
+    of_ann, of_eve, _ = ([pending.add(HOUR_MS * hours, by=by) for hours in range(1, 31)] for by in (ann, eve, NODE))
+    assert positions(await pending.pages(TimerQuery(user="ann"))) == of_ann
+    assert positions(await pending.pages(TimerQuery(client="tablet"))) == of_eve
+    assert positions(await pending.pages(TimerQuery(user="eve", from_ms=pending.messages[of_eve[20]][0]))) == of_eve[20:]
+    assert await pending.pages(TimerQuery(user="ann", client="tablet")) == []
+
+
 @pytest.mark.parametrize("seed", seeds(4, in_gate=1))
 async def test_all_pages_together_have_each_pending_message_once_in_order(pending: Pending, seed: int) -> None:
     random = fill(pending, seed, 150)

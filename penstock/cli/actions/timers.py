@@ -14,11 +14,30 @@ _COLUMNS = ("deliver_at", "topic", "key", "size", "from", "recall_handle")
 
 
 def list_timers(
-    node: Endpoint, filter: str, *, key: str, from_ms: int, before_ms: int, limit: int, page_token: str, as_json: bool
+    node: Endpoint,
+    filter: str,
+    *,
+    key: str,
+    from_ms: int,
+    before_ms: int,
+    user: str,
+    client_id: str,
+    limit: int,
+    page_token: str,
+    as_json: bool,
 ) -> None:
     """Print pending messages in order of delivery time, and on stderr the token of the next page. See `TimerCalls.list`."""
     with sync_client_of(node) as client:
-        page = client.timers.list(filter, key=key, from_ms=from_ms, before_ms=before_ms, limit=limit, page_token=page_token)
+        page = client.timers.list(
+            filter,
+            key=key,
+            from_ms=from_ms,
+            before_ms=before_ms,
+            user=user,
+            client_id=client_id,
+            limit=limit,
+            page_token=page_token,
+        )
     rows = [_row(timer) for timer in page.timers]
     print_rows(
         rows,
@@ -58,6 +77,15 @@ def cancel(node: Endpoint, handle: str, topic: str, key: str) -> None:
     with sync_client_of(node) as client:
         client.timers.cancel(handle, topic=topic, key=key)
     print_line("cancelled")
+
+
+def cancel_all(node: Endpoint, filter: str, *, key: str, from_ms: int, before_ms: int, user: str, client_id: str) -> None:
+    """Cancel all pending messages that a listing has, and print how many. See `TimerCalls.cancel_all`."""
+    with sync_client_of(node) as client:
+        cancelled = client.timers.cancel_all(
+            filter, key=key, from_ms=from_ms, before_ms=before_ms, user=user, client_id=client_id
+        )
+    print_line(f"{cancelled} cancelled")
 
 
 def reschedule(node: Endpoint, handle: str, topic: str, key: str, *, delay_ms: int, deliver_at_ms: int) -> None:

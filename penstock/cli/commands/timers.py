@@ -23,13 +23,7 @@ def add_to(commands: Commands) -> None:
 
     listing = add_command(actions, "list", "List pending messages in order of delivery time.")
     listing.add_argument("filter", nargs="?", default="#", help="MQTT topic filter that their topics match (%(default)s).")
-    listing.add_argument("--key", default="", help="Only messages with this key.")
-    listing.add_argument(
-        "--from", type=instant, default=0, metavar="TIME", dest="from_ms", help="Only those due then or later, as ISO 8601."
-    )
-    listing.add_argument(
-        "--before", type=instant, default=0, metavar="TIME", dest="before_ms", help="Only those due before, as ISO 8601."
-    )
+    _add_query(listing)
     listing.add_argument("--limit", type=count, default=100, help="Maximum number of messages (%(default)s).")
     listing.add_argument("--page-token", default="", metavar="TOKEN", help="Go on where a listing has ended.")
     add_json(listing)
@@ -73,6 +67,25 @@ def add_to(commands: Commands) -> None:
         add_pop_address(action)
         action.set_defaults(run=_act)
 
+    cancelling = add_command(actions, "cancel-all", "Cancel all pending messages of a listing, such as all of a user.")
+    cancelling.add_argument("filter", help="MQTT topic filter that their topics match; # for any.")
+    _add_query(cancelling)
+    add_pop_address(cancelling)
+    cancelling.set_defaults(run=_cancel_all)
+
+
+def _add_query(command: argparse.ArgumentParser) -> None:
+    """Add the options that say which pending messages are meant, besides their topics."""
+    command.add_argument("--key", default="", help="Only messages with this key.")
+    command.add_argument(
+        "--from", type=instant, default=0, metavar="TIME", dest="from_ms", help="Only those due then or later, as ISO 8601."
+    )
+    command.add_argument(
+        "--before", type=instant, default=0, metavar="TIME", dest="before_ms", help="Only those due before, as ISO 8601."
+    )
+    command.add_argument("--user", default="", help="Only those that this user has sent.")
+    command.add_argument("--client-id", default="", metavar="ID", help="Only those that this client has sent over MQTT.")
+
 
 def _list(options: argparse.Namespace) -> int:
     from penstock.cli.actions.timers import list_timers
@@ -83,6 +96,8 @@ def _list(options: argparse.Namespace) -> int:
         key=options.key,
         from_ms=options.from_ms,
         before_ms=options.before_ms,
+        user=options.user,
+        client_id=options.client_id,
         limit=options.limit,
         page_token=options.page_token,
         as_json=options.json,
@@ -94,6 +109,21 @@ def _count(options: argparse.Namespace) -> int:
     from penstock.cli.actions.timers import count_timers
 
     count_timers(pop_endpoint(options), as_json=options.json)
+    return 0
+
+
+def _cancel_all(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.timers import cancel_all
+
+    cancel_all(
+        pop_endpoint(options),
+        options.filter,
+        key=options.key,
+        from_ms=options.from_ms,
+        before_ms=options.before_ms,
+        user=options.user,
+        client_id=options.client_id,
+    )
     return 0
 
 

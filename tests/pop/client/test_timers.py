@@ -11,7 +11,11 @@ import pytest
 
 from penstock import Client, SyncClient
 from penstock.pop.errors import AlreadyFired, AlreadyRecalled, InvalidHandle, RequestInvalid, UnknownMessage
+from penstock.pop.grpc import timerservicer
+from penstock.store.causer import Causer
 from penstock.store.commitlog import DIRECTORY
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 HOUR_MS = 3_600_000
@@ -170,3 +174,25 @@ async def test_a_listing_that_is_not_valid_is_refused(client: Client) -> None:
             await client.timers.list(**arguments)
     with pytest.raises(ValueError, match="at least 1"):
         await client.timers.list(limit=0)
+
+
+async def test_all_pending_messages_of_a_client_are_cancelled_in_one_call(
+    node: Node, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timerservicer, "ROWS_DEFAULT", 3)  # a page
+    monkeypatch.setattr(timerservicer, "CANCELLED_AT_ONCE", 2)
+    await client.groups.create(GROUP, FILTER)
+    store, eve = node.store, Causer.of("", "10.0.0.1", "eve")
+    for number in range(8):
+        about = Properties(deliver_at_ms=node.clock.now_ms() + HOUR_MS + number, by=eve.row())
+        store.append_message(store.router.route(TOPIC.encode()), b"of eve", encode_properties(about), 1 | Flag.DELAYED)
+    store.commit()
+    kept = await client.send(TOPIC, b"of another", delay_ms=HOUR_MS)
+    assert len((await client.timers.list(client_id="eve")).timers) == 8
+    assert await client.timers.cancel_all("nobody/#", client_id="eve") == 0
+    assert await client.timers.cancel_all("#", client_id="eve") == 8
+    assert [timer.message_id for timer in (await client.timers.list()).timers] == [kept.message_id]
+    node.advance(2 * HOUR_MS)
+    assert [message.body for message in await client.pop(FILTER, group=GROUP)] == [b"of another"]
+    with pytest.raises(RequestInvalid, match="a/#/b"):
+        await client.timers.cancel_all("a/#/b")
