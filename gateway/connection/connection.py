@@ -79,6 +79,8 @@ LONG_READ_BYTES: Final = 2 * KIB
 LONG_PACKETS: Final = 64
 """Packets of a read after which the connection looks whether the turn is over. The answers to longer reads take one write."""
 
+LOST_REASONS: Final = (ReasonCode.NORMAL_DISCONNECTION, ReasonCode.KEEP_ALIVE_TIMEOUT, ReasonCode.SESSION_TAKEN_OVER)
+"""Why a connection ends whose client may have ended, if the client has sent no DISCONNECT."""
 
 DEFERRED: Final = int(PauseReason.AUTHORIZATION_PENDING | PauseReason.TURN_OVER)
 """The reasons not to read while packets are deferred."""
@@ -117,6 +119,7 @@ class Connection(AnsweringProtocol):
         "_counters",
         "_fast_path",
         "_handshake",
+        "_has_left",
         "_inbox",
         "_is_closed",
         "_is_plain",
@@ -253,6 +256,8 @@ class Connection(AnsweringProtocol):
         self._uncharged_bytes = 0
         """Bytes received that are not yet charged to `meter`."""
         self._is_closed = False
+        self._has_left = False
+        """Whether the client has sent a DISCONNECT."""
         self.closed_for: ReasonCode | None = None
         """Why the server closed the connection; None if the client ended it."""
 
@@ -574,6 +579,7 @@ class Connection(AnsweringProtocol):
             if wish.session_expiry_s and not session.expiry_s:
                 raise ProtocolError("a DISCONNECT makes a session last that the CONNECT did not (3.14.2.2.2)")
             session.expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
+        self._has_left = True
         if wish.reason == ReasonCode.NORMAL_DISCONNECTION:
             session.has_will = False  # [MQTT-3.14.4-3]
         self.close("", ReasonCode.NORMAL_DISCONNECTION, left="the client has sent a DISCONNECT")
@@ -708,6 +714,6 @@ class Connection(AnsweringProtocol):
         self._close_log.left(self.user, self.session.client_id, self.peer, why, reason)
         self.outbox.end()
         self.kept.clear()  # nothing of it was acknowledged
-        self.subscriptions.stop()
+        self.subscriptions.stop(is_lost=not self._has_left and reason in LOST_REASONS)
         self._lifecycle.leave(self.session)
         self.subscriptions.close()

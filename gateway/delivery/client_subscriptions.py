@@ -371,12 +371,15 @@ class ClientSubscriptions:
         subscription.number, subscription.cursor, subscription.stored = one.number, one.cursor, one
         self._add_shared(subscription, group)
 
-    def stop(self) -> None:
-        """Send nothing more, because the connection has ended. `close` comes after the session's last record."""
+    def stop(self, *, is_lost: bool) -> None:
+        """Send nothing more, because the connection has ended. `close` comes after the session's last record.
+
+        `is_lost` says whether the client has gone without a word.
+        """
         for subscription in self.by_filter.values():
             subscription.stop()
             self._forget(subscription)
-        self._deliveries.shared.leave(self.session)
+        self._deliveries.shared.leave(self.session, is_lost=is_lost)
 
     def close(self) -> None:
         """Forget all subscriptions. Nothing refers to the outlet afterwards, so its memory is freed at once."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable
 from hashlib import blake2b
+from typing import Final
 
 from penstock.gateway.counters import GatewayCounters
+from penstock.pop.core.checkpoint import delivery_of
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.suspicion import ALONE
 from penstock.store.errors import DiskFull
 from penstock.store.record import Kind
+
+LOST: Final = "a client of the shared subscription that had only this message was lost before it acknowledged it"
+"""Why a message is a dead letter."""
 
 
 class ShareSettlements:
@@ -26,7 +32,7 @@ class ShareSettlements:
         self._loop: asyncio.AbstractEventLoop
         self._acked: list[int] = []
         """Deliveries that clients have acknowledged in this turn of the loop."""
-        self._owed: list[tuple[Kind, list[int], str]] = []
+        self._owed: list[tuple[Kind, list[int], str, int]] = []
         """What the disk had no room for. Deliveries under way are bounded, and so is this list."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,6 +58,23 @@ class ShareSettlements:
     def revive(self, deliveries: Iterable[int]) -> None:
         """Return deliveries to their groups at once and uncounted, so that other members get them."""
         self._settle(Kind.POP_REVIVED, list(deliveries))
+
+    def suspect(self, deliveries: list[int]) -> None:
+        """Return the deliveries of a client that has gone without a word: one of them may have ended it.
+
+        They return at once and uncounted, and fewer of them go out together the next time. One that was out alone has failed:
+        it waits for its back-off, and after its last attempt it is a dead letter (`pop.core.suspicion`).
+        """
+        alone = [each for each in deliveries if self._is_alone(each)]
+        others = [each for each in deliveries if not self._is_alone(each)]
+        if alone:
+            self._settle(Kind.POP_INVISIBLE_CHANGED, alone, LOST, suspects=len(deliveries))
+        if others:
+            self._settle(Kind.POP_REVIVED, others, suspects=len(deliveries))
+
+    def _is_alone(self, delivery: int) -> bool:
+        checkpoint = self._core.checkpoints.get(delivery_of(delivery)[0])
+        return checkpoint is not None and checkpoint.level == ALONE
 
     def fail(self, deliveries: Iterable[int], why: str) -> None:
         """End deliveries as failed attempts, because no member could take them.
@@ -86,17 +109,21 @@ class ShareSettlements:
     def settle_owed(self) -> None:
         """Settle what a full disk had no room for."""
         owed, self._owed = self._owed, []
-        for kind, deliveries, why in owed:
-            self._settle(kind, deliveries, why)
+        for kind, deliveries, why, suspects in owed:
+            self._settle(kind, deliveries, why, suspects=suspects)
 
-    def _settle(self, kind: Kind, deliveries: list[int], why: str = "") -> None:
+    def _settle(self, kind: Kind, deliveries: list[int], why: str = "", *, suspects: int = 0) -> None:
         has_failed = kind is Kind.POP_INVISIBLE_CHANGED
         try:
-            settled = self._core.fail(deliveries, why) if has_failed else self._core.settle(kind, deliveries, why)
+            if has_failed:
+                settled = self._core.fail(deliveries, why)
+            else:
+                settled = self._core.settle(kind, deliveries, why, suspects=suspects)
         except DiskFull:
-            self._owed.append((kind, deliveries, why))
+            self._owed.append((kind, deliveries, why, suspects))
             return
         if has_failed:
-            self._counters.deliveries_untaken += settled
+            if not suspects:
+                self._counters.deliveries_untaken += settled
         elif kind is Kind.POP_REVIVED:
             self._counters.deliveries_returned += settled

@@ -191,24 +191,27 @@ class SharedSubscriptions:
         checkpoint = self._checkpoints.get(delivery_of(delivery)[0])
         return self._pop_groups.with_id(checkpoint.group_id) if checkpoint is not None else None
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: Session, *, is_lost: bool) -> None:
         """Give up the deliveries of a client whose connection has ended. Those of QoS 2 stay with its session.
 
-        If the session ends with the connection, nobody gets those of QoS 2 [MQTT-4.8.2-5].
+        If the client is lost (it has gone without a word), one of its messages may have ended it: see
+        `ShareSettlements.suspect`. If the session ends with the connection, nobody gets those of QoS 2 [MQTT-4.8.2-5].
         """
         inflight = session.inflight.slots
         shared = {packet_id: slot for packet_id, slot in inflight.items() if slot is not None and slot.delivery}
         for packet_id, slot in shared.items():
             if slot.qos == 1:
                 del inflight[packet_id]
-        self.return_unacknowledged(shared)
+        self.return_unacknowledged(shared, is_lost=is_lost)
         if not session.expiry_s:
             self.discard(shared, [])
 
-    def return_unacknowledged(self, inflight: Mapping[int, Slot | None]) -> None:
-        """Return the deliveries of QoS 1 of a client that has gone to their groups."""
+    def return_unacknowledged(self, inflight: Mapping[int, Slot | None], *, is_lost: bool = False) -> None:
+        """Return the deliveries of QoS 1 of a client that has gone to their groups. `is_lost` as for `leave`."""
         found = [slot.delivery for slot in inflight.values() if slot is not None and slot.delivery and slot.qos == 1]
-        if found:
+        if found and is_lost:
+            self.settlements.suspect(found)
+        elif found:
             self.settlements.revive(found)
 
     def return_unrecorded(self, client_id: str, inflight: Mapping[int, Slot | None]) -> None:

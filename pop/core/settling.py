@@ -11,6 +11,7 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
+from penstock.pop.core.suspicion import narrowed
 from penstock.store.bodies import REFERENCE
 from penstock.store.record import Kind
 
@@ -40,7 +41,7 @@ class Settlement:
         self._now_ms = now_ms
         self._counters = counters
 
-    def settle(self, kind: Kind, deliveries: Iterable[int], detail: str = "") -> int:
+    def settle(self, kind: Kind, deliveries: Iterable[int], detail: str = "", *, suspects: int = 0) -> int:
         """Settle deliveries by their ids (`pop.core.checkpoint.delivery_id`); return how many were still open.
 
         Args:
@@ -48,6 +49,8 @@ class Settlement:
                 visible at once, which doesn't count as an attempt.
             deliveries: their ids. Deliveries that are over are skipped.
             detail: of dead letters: why they are; up to `DETAIL_BYTES_MAX` bytes.
+            suspects: how many messages their consumer had when it was lost, if one of those that are requeued may have ended
+                it; then fewer go out together the next time (`pop.core.suspicion`). 0 if none is suspected.
 
         Raises:
             DiskFull: the disk had no room for all records. Try again with all deliveries.
@@ -65,6 +68,7 @@ class Settlement:
                 if checkpoint is not None and now_ms < checkpoint.deadline_ms:
                     open_bits = checkpoint.open
                     level = checkpoint.level if kind is Kind.POP_REVIVED else 0
+                    level = narrowed(level, suspects) if suspects else level
                     references = by_group.setdefault((checkpoint.group_id, level), [])
             if open_bits >> index & 1:
                 references.append(pack(position, index))
@@ -76,6 +80,7 @@ class Settlement:
                 self._records.append_dead_letters(group, references, Reason.FORWARDED, detail)
             elif kind is Kind.POP_REVIVED:
                 self._records.append_requeued(group, references, level)
+                self._counters.uncounted += len(references) if suspects else 0
             else:
                 assert kind is Kind.POP_ACK, kind
                 for position, count in Counter(REFERENCE.unpack(reference)[0] for reference in references).items():

@@ -137,7 +137,8 @@ class Visibility:
             DiskFull: the disk had no room for all records. Try again with all deliveries.
         """
         state, now_ms = self._state, self._now_ms()
-        again: dict[int, list[tuple[int, int]]] = {}
+        again: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """By group and level: one that was out alone stays alone."""
         dead: dict[int, list[bytes]] = {}
         for delivery in dict.fromkeys(deliveries):
             position, index = delivery_of(delivery)
@@ -148,13 +149,14 @@ class Visibility:
             if checkpoint.entry(index).attempt >= state.groups_by_id[group_id].attempts_max:
                 dead.setdefault(group_id, []).append(REFERENCE.pack(position, index))
             else:
-                again.setdefault(group_id, []).append((position, index))
+                level = ALONE if checkpoint.level == ALONE else 0
+                again.setdefault((group_id, level), []).append((position, index))
         for group_id, references in dead.items():
             self._records.append_dead_letters(state.groups_by_id[group_id], references, Reason.ATTEMPTS_EXHAUSTED, detail)
-        for group_id, pairs in again.items():
+        for (group_id, level), pairs in again.items():
             for at in range(0, len(pairs), FAILED_MAX):
-                self._append_change(group_id, 0, Flag.RETURNED, pairs[at : at + FAILED_MAX])
-        for group_id in again | dead:
+                self._append_change(group_id, 0, Flag.RETURNED | level, pairs[at : at + FAILED_MAX])
+        for group_id in {group_id for group_id, _ in again} | dead.keys():
             self._serve(state.groups_by_id[group_id])  # the group has room below its in-flight limit again
         return sum(map(len, dead.values())) + sum(map(len, again.values()))
 

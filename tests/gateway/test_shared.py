@@ -192,31 +192,16 @@ async def test_unacknowledged_messages_of_a_lost_connection_go_to_another_member
     await one.drained()
     two = await member(broker, "two")
     one.reset()
-    got = [await two.receive(), await two.receive()]
-    assert [(packet[4], packet[1] >> 3) for packet in got] == [
-        (b"1", 0),
-        (b"3", 0),
-    ]  # To this client the messages are new, so DUP is not set.
-    await two.send(encode_acks(PUBACK, packet_ids(got)))
+    for body in (b"1", b"3"):  # one after the other, because one of them may have ended the client
+        got = await two.receive()
+        assert (got[4], got[1] >> 3) == (body, 0), "to this client the message is new, so DUP is not set"
+        await two.send(encode_acks(PUBACK, packet_ids([got])))
     await until(lambda: group_of(broker).in_flight == 0)
     assert broker.node.gateway.counters.deliveries_returned == 2
     if about:
         one = await broker.connect_5("one", flags=0, about=about)
         assert one.session_present
         assert await one.drained() == []
-
-
-async def test_lost_connections_make_no_dead_letter(broker: Broker) -> None:
-    (await member(broker, "away", about=LASTS)).reset()
-    await until(lambda: "away" in broker.away())
-    await publish(broker, b"x")
-    for n in range(group_of(broker).attempts_max + 4):
-        client = await member(broker, f"member-{n}")
-        assert (await client.receive())[4] == b"x"
-        client.reset()
-        await until(lambda: group_of(broker).in_flight == 0)
-    assert group_of(broker).dead_letter_count == 0
-    assert (await (await member(broker, "last")).message()).body == b"x"
 
 
 async def test_a_member_that_does_not_acknowledge_in_time_loses_the_message(start_broker: StartBroker) -> None:
