@@ -15,6 +15,9 @@ class WorkerCounts:
     """Messages whose handler raised: they went back as failed attempts."""
     timed_out: int = 0
     """Those of `failed` whose handler did not end within the timeout."""
+    replies_refused: int = 0
+    """Replies that the node refused: of a topic to which nobody can publish, or the worker may not, or too large. Their
+    messages count as `handled`."""
     dead_lettered: int = 0
     """Messages that became dead letters, because they were rejected or could not be decoded."""
     undecodable: int = 0

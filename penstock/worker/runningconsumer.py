@@ -105,7 +105,8 @@ class RunningConsumer:
         self._handler = plan.handler
         self._on_dead_letter = on_dead_letter
         self._executor = executor
-        self._replies = Replies(client)
+        self.counts = WorkerCounts()
+        self._replies = Replies(client, self.counts)
         self._call = self._chain()
         self._consumer: Consumer | None = None
         self._slots = [WorkerSlot() for _ in range(plan.concurrency)]
@@ -125,7 +126,6 @@ class RunningConsumer:
         self._since_turn = 0
         """Messages that were handled since the event loop had a turn."""
         self._demand = asyncio.Semaphore(0) if plan.on_demand else None
-        self.counts = WorkerCounts()
 
     @property
     def problem(self) -> str:

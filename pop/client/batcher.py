@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Generic, TypeVar
 
 from penstock.pop.errors import ClientClosed, NodeUnavailable, PopError
@@ -15,6 +16,11 @@ A = TypeVar("A")
 
 CLOSED = "this client was closed: create a new one"
 UNANSWERED = "the client was closed before the node answered"
+
+
+def runs_by_topic(messages: Sequence[Q], topic_of: Callable[[Q], str]) -> list[list[Q]]:
+    """Return messages in their order, split wherever the topic changes."""
+    return [list(run) for _, run in groupby(messages, topic_of)]
 
 
 class Batcher(Generic[Q, A]):

@@ -10,7 +10,7 @@ from types import TracebackType
 from weakref import WeakSet
 
 from penstock.pop.client import answers, requests
-from penstock.pop.client.batcher import Batcher
+from penstock.pop.client.batcher import Batcher, runs_by_topic
 from penstock.pop.client.calls import AsyncCalls, call
 from penstock.pop.client.channel import async_channel
 from penstock.pop.client.consumer import Consumer
@@ -31,7 +31,7 @@ from penstock.pop.client.timers import TimerCalls
 from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.client.transactions import Transaction, TransactionCalls
 from penstock.pop.client.unreached import why_unanswered, why_unreachable
-from penstock.pop.errors import NodeUnavailable, PopError
+from penstock.pop.errors import NodeUnavailable, NotPermitted, PopError
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub, TimerServiceStub
 
@@ -209,7 +209,16 @@ class Client:
             return receipt
 
     async def _send(self, messages: list[pb.Message]) -> list[SendReceipt | PopError]:
-        return answers.receipts(await self._send_request(pb.SendRequest(messages=messages)))
+        try:
+            return answers.receipts(await self._send_request(pb.SendRequest(messages=messages)))
+        except NotPermitted as error:
+            runs = runs_by_topic(messages, lambda message: message.topic)
+            if len(runs) == 1:
+                return [error] * len(messages)
+        except PopError as error:
+            return [error] * len(messages)
+        # The node stores no message of a call if it doesn't permit one topic. The messages of other tasks must not suffer.
+        return [result for run in runs for result in await self._send(run)]
 
     async def _send_request(self, request: pb.SendRequest) -> pb.SendResponse:
         return await call(self._stub.Send, request, self._call.timeout_s, self._call.why_unanswered)

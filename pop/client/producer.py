@@ -14,11 +14,11 @@ from dataclasses import replace
 from types import TracebackType
 
 from penstock.pop.client import answers
-from penstock.pop.client.batcher import CLOSED, Batcher
+from penstock.pop.client.batcher import CLOSED, Batcher, runs_by_topic
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.tracing import Tracing
-from penstock.pop.errors import ClientClosed, NodeUnavailable, Overloaded, PopError, SendOutcomeUnknown
+from penstock.pop.errors import ClientClosed, NodeUnavailable, NotPermitted, Overloaded, PopError, SendOutcomeUnknown
 from penstock.pop.proto import pop_pb2 as pb
 
 logger = logging.getLogger("penstock.client")
@@ -321,6 +321,17 @@ class Producer:
                 again = [sending for sending in left if sending.age_s() < self._retry_s]
                 found.update((sending, error) for sending in set(left).difference(again))
                 why = error
+            except NotPermitted as error:  # None of them is stored. The messages to other topics must not suffer.
+                runs = runs_by_topic(left, lambda sending: sending.message.topic)
+                if len(runs) == 1:
+                    found.update((sending, error) for sending in left)
+                    break
+                for run in runs:
+                    found.update(zip(run, await self._send_batch(run), strict=True))
+                break
+            except PopError as error:
+                found.update((sending, error) for sending in left)
+                break
             else:
                 found.update(zip(left, answers.receipts(response), strict=True))
                 break

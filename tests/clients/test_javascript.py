@@ -167,6 +167,15 @@ async def test_messages_and_replies_are_sent(node: Node, client: Client) -> None
     assert json.loads(reply.body) == {"twice": 42}
 
 
+async def test_a_reply_that_the_node_refuses_does_not_fail_its_handler(node: Node, client: Client) -> None:
+    async with worker(node.target) as javascript:
+        await client.send(TOPIC, b'{"do": "ask", "value": 21}', response_topic="$delayed/1/x")
+        await until(settled(node, 1))
+        counts = (await javascript.stop())["stopped"]
+    assert (counts["handled"], counts["failed"], counts["repliesRefused"]) == (1, 0, 1)
+    assert 'was refused, and is dropped: "$delayed/1/x": ' in javascript.log
+
+
 async def test_a_worker_that_stops_returns_uncounted_what_does_not_end_within_the_grace(node: Node, client: Client) -> None:
     async with worker(node.target, concurrency=1, graceMs=200) as javascript:
         await send(client, "sleep", ms=60_000)

@@ -530,6 +530,25 @@ async def test_a_reply_repeats_correlation_data_of_any_bytes(client: Client, bro
         assert (await client.request("questions/2", b"4", timeout=WAIT_S_MAX)).body == b"8"
 
 
+async def test_a_reply_that_the_node_refuses_does_not_fail_its_handler(
+    node: Node, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = PenstockBroker(node.target, logger=None)
+    seen: list[int] = []
+
+    @broker.subscriber("questions/+", group=GROUP)
+    async def answer(body: int) -> int:
+        seen.append(body)
+        return body
+
+    async with broker:
+        await broker.start()
+        await client.send("questions/1", b"21", response_topic="$delayed/1/x")
+        await until(lambda: bool(seen) and node.group().in_flight == 0)
+    assert (seen, node.core.counters.acked) == ([21], 1)
+    assert "the reply to a message from 'questions/1' was refused, and is dropped: '$delayed/1/x': " in caplog.text
+
+
 async def test_a_subscriber_without_handlers_gives_messages_one_by_one(node: Node, broker: PenstockBroker) -> None:
     subscriber = broker.subscriber(FILTER, group=GROUP, persistent=False)
     async with broker:

@@ -9,13 +9,25 @@ from typing import Any
 
 import pytest
 
-from penstock import Client, Message, OutgoingMessage, Reject, RetryLater, Worker, WorkerError, group_settings
+from penstock import (
+    Client,
+    Message,
+    NodeUnavailable,
+    OutgoingMessage,
+    Reject,
+    RetryLater,
+    Security,
+    Worker,
+    WorkerError,
+    group_settings,
+)
 from penstock.pop.options import PopOptions
 from penstock.worker import runningconsumer
 from penstock.worker.runningconsumer import YIELD_AFTER, RunningConsumer
 from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.waiting import WAIT_S_MAX, until
+from tests.worker.accessfile import access_file
 from tests.worker.running import counts, running, send
 
 
@@ -334,6 +346,84 @@ async def test_a_result_that_can_t_be_written_fails_the_attempt(node: Node, clie
     await client.send("questions/1", b"21", properties={"reply_to": "answers/7"})
     async with running(worker):
         await until(lambda: counts(worker).failed == 1)
+
+
+@pytest.mark.parametrize("reply_to", ["$delayed/1/x", "$SYS/x", "answers/#", "a/" * 200 + "a"])
+async def test_a_reply_that_the_node_refuses_does_not_fail_its_handler(node: Node, client: Client, reply_to: str) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer("questions/+", group=GROUP)
+    async def answer(body: int) -> int:
+        return body
+
+    await client.send("questions/1", b"21", properties={"reply_to": reply_to})
+    async with running(worker):
+        await until(lambda: counts(worker).handled + counts(worker).failed == 1)
+    assert (counts(worker).handled, counts(worker).replies_refused) == (1, 1)
+    assert (node.core.counters.acked, node.group().in_flight) == (1, 0)
+
+
+async def test_a_reply_that_is_too_large_does_not_fail_its_handler(
+    node: Node, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer("questions/+", group=GROUP)
+    async def answer(body: int) -> bytes:
+        return bytes(PopOptions().message_bytes_max + 1)
+
+    await client.send("questions/1", b"21", response_topic="answers/1")
+    async with running(worker):
+        await until(lambda: counts(worker).handled + counts(worker).failed == 1)
+    assert (counts(worker).handled, counts(worker).replies_refused) == (1, 1)
+    assert "the reply to a message from 'questions/1' was refused, and is dropped: 'answers/1': the body has" in caplog.text
+
+
+async def test_a_reply_that_nobody_has_answered_fails_the_attempt(
+    node: Node, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(node.target)
+    attempts: list[int] = []
+
+    @worker.consumer("questions/+", group=GROUP, settings=group_settings(backoff=()))
+    async def answer(message: Message) -> int:
+        attempts.append(message.attempt)
+        return 42
+
+    sends = Client.send
+
+    async def send_later(self: Client, topic: str, body: bytes = b"", **more: Any) -> Any:
+        if len(attempts) == 1:
+            raise NodeUnavailable("the node did not answer in time")
+        return await sends(self, topic, body, **more)
+
+    await client.send("questions/1", response_topic="answers/1")
+    monkeypatch.setattr(Client, "send", send_later)
+    async with running(worker):
+        (reply,) = await client.pop("answers/+", group="asking", wait_ms=60_000)
+        await until(lambda: counts(worker).handled == 1)
+    assert (reply.body, attempts) == (b"42", [1, 2])
+    assert (counts(worker).failed, counts(worker).replies_refused) == (1, 0)
+
+
+async def test_a_reply_that_the_worker_may_not_send_does_not_hold_up_those_that_it_may(tmp_path: Path) -> None:
+    access, security = access_file(tmp_path / "access.toml", "s3cret", write="+/public"), Security(token="s3cret")
+    async with Node(tmp_path / "data", access=access) as node, Client(node.target, security=security) as client:
+        worker = Worker(node.target, security=security)
+        together = asyncio.Barrier(3)
+
+        @worker.consumer("questions/public", group=GROUP)
+        async def answer(body: bytes) -> bytes:
+            await together.wait()
+            return body
+
+        for reply_to in ("1/public", "2/secret", "3/public"):
+            await client.send("questions/public", reply_to.encode(), response_topic=reply_to)
+        async with running(worker):
+            await until(lambda: counts(worker).handled + counts(worker).failed == 3)
+        assert (counts(worker).handled, counts(worker).replies_refused) == (3, 1)
+        replies = [*await client.pop("1/#", group="one", wait_ms=9_000), *await client.pop("3/#", group="three", wait_ms=9_000)]
+        assert [reply.body for reply in replies] == [b"1/public", b"3/public"]
 
 
 # --- time ------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import { Batcher } from "./batcher.js";
 import { Channel } from "./channel.js";
-import { errorOfStatus } from "./errors.js";
+import { errorOfStatus, NotPermitted, PopError } from "./errors.js";
 
 /** Messages of one call at most. */
 const SEND_MAX = 1_000;
@@ -55,8 +55,18 @@ export class Client {
   }
 
   async #send(messages) {
-    const { results } = await this.#channel.call("send", { messages }, { timeoutMs: this.#timeoutMs });
-    return results.map(
+    let answer;
+    try {
+      answer = await this.#channel.call("send", { messages }, { timeoutMs: this.#timeoutMs });
+    } catch (error) {
+      if (!(error instanceof PopError)) throw error;
+      if (!(error instanceof NotPermitted) || messages.length === 1) return messages.map(() => error);
+      // The node stores no message of a call if it does not permit one. The others must not suffer.
+      const results = [];
+      for (const message of messages) results.push(...(await this.#send([message])));
+      return results;
+    }
+    return answer.results.map(
       ({ status, messageId, recallHandle, repeated }) => errorOfStatus(status) ?? { messageId, recallHandle, repeated },
     );
   }

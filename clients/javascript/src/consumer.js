@@ -4,7 +4,17 @@ import { randomBytes } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Batcher } from "./batcher.js";
 import { bytesOf } from "./client.js";
-import { errorOfStatus, GroupUnknown, NodeUnavailable, PopError, Refused, Reject, RequestInvalid, RetryLater } from "./errors.js";
+import {
+  errorOfStatus,
+  GroupUnknown,
+  NodeUnavailable,
+  NotPermitted,
+  PopError,
+  Refused,
+  Reject,
+  RequestInvalid,
+  RetryLater,
+} from "./errors.js";
 import { decoderOf, Message } from "./message.js";
 
 const WAIT_MS = 20_000;
@@ -42,7 +52,7 @@ export class Consumer {
     this.name = `${plan.group} on ${plan.filter}`;
     /** Why the consumer gets no messages now; empty if all is well. */
     this.problem = "";
-    this.counts = { handled: 0, failed: 0, timedOut: 0, deadLettered: 0, returned: 0, late: 0 };
+    this.counts = { handled: 0, failed: 0, timedOut: 0, repliesRefused: 0, deadLettered: 0, returned: 0, late: 0 };
   }
 
   // --- taking messages ------------------------------------------------------------------------------------------------
@@ -157,10 +167,7 @@ export class Consumer {
       if (!failure) this.counts.late += 1; // The message went back when the time was over.
       return;
     }
-    if (!failure && result !== undefined && message.responseTopic) {
-      const options = { correlationData: message.correlationData };
-      failure = await this.#client.send(message.responseTopic, bytesOf(result), options).then(() => null, (error) => error);
-    }
+    if (!failure && result !== undefined && message.responseTopic) failure = await this.#reply(message, result);
     if (failure instanceof Reject) await this.#deadLetter(message, failure.message || "the handler rejected the message");
     else if (failure) await this.#fail(message, failure);
     else {
@@ -170,6 +177,21 @@ export class Consumer {
         this.#log(`an acknowledgement came too late or failed: ${error.message}`);
       });
     }
+  }
+
+  /** Send what a handler has returned; return why its message has failed, or null. */
+  async #reply(message, result) {
+    try {
+      await this.#client.send(message.responseTopic, bytesOf(result), { correlationData: message.correlationData });
+    } catch (error) {
+      const isRefused = error instanceof NotPermitted || (error instanceof Refused && error.code !== "INTERNAL");
+      if (!isRefused) return error;
+      // Whoever sent the request chose the topic of the reply, so it is no failure of the handler.
+      this.counts.repliesRefused += 1;
+      const topic = JSON.stringify(message.responseTopic.slice(0, 80));
+      this.#log(`the reply to a message from ${message.topic} was refused, and is dropped: ${topic}: ${error.message}`);
+    }
+    return null;
   }
 
   async #fail(message, error) {

@@ -65,6 +65,7 @@ export interface Counts {
   handled: number;
   failed: number;
   timedOut: number;
+  repliesRefused: number;
   deadLettered: number;
   returned: number;
   late: number;

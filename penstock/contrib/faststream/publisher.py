@@ -12,6 +12,8 @@ from faststream.response.publish_type import PublishType
 
 from penstock.contrib.faststream.command import PenstockPublishCommand, SendOptions
 from penstock.contrib.faststream.settings import PenstockConfig, PenstockPublisherConfig
+from penstock.pop.errors import NotPermitted, StatusError
+from penstock.worker.replies import drop_refused
 
 if TYPE_CHECKING:
     from faststream._internal.basic_types import SendableMessage
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from faststream.response.response import PublishCommand
 
     from penstock.contrib.faststream.streammessage import PenstockMessage
+    from penstock.pop.client.message import Message
 
 
 class PenstockPublisher(PublisherUsecase):
@@ -107,22 +110,30 @@ class PenstockPublisher(PublisherUsecase):
 
 
 class ReplyPublisher(FakePublisher):
-    """Publishes what a handler returned as the reply to its message.
+    """Publishes what a handler returned as the reply to its message, with its correlation data (MQTT 5.0, 4.10).
+
+    A reply that the node refuses is dropped, as by the worker.
 
     Parameters:
         producer: Sends it.
         topic: Response topic of the message.
-        correlation_data: Correlation data of the message, which the reply repeats (MQTT 5.0, 4.10).
+        message: The message.
     """
 
-    def __init__(self, producer: ProducerProto[Any], topic: str, correlation_data: bytes) -> None:
+    def __init__(self, producer: ProducerProto[Any], topic: str, message: Message) -> None:
         super().__init__(producer=producer)
         self._topic = topic
-        self._correlation_data = correlation_data
+        self._message = message
+
+    async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[PublisherMiddleware]) -> None:
+        try:
+            await super()._publish(cmd, _extra_middlewares=_extra_middlewares)
+        except (NotPermitted, StatusError) as error:
+            drop_refused(error, self._message.topic, self._topic)
 
     def patch_command(self, cmd: PublishCommand) -> PenstockPublishCommand:
         """Return the command with the topic and the correlation data of the reply."""
         reply = PenstockPublishCommand.from_cmd(super().patch_command(cmd))
         reply.destination = self._topic
-        reply.correlation_data = self._correlation_data
+        reply.correlation_data = self._message.correlation_data
         return reply

@@ -32,5 +32,4 @@ class SingleSubscriber(PenstockSubscriber[Message]):
         return msg
 
     def _make_response_publisher(self, message: StreamMessage[Message]) -> tuple[PublisherProto, ...]:
-        correlation_data = message.raw_message.correlation_data
-        return (ReplyPublisher(self._outer_config.producer, message.reply_to, correlation_data),)
+        return (ReplyPublisher(self._outer_config.producer, message.reply_to, message.raw_message),)

@@ -13,16 +13,20 @@ from penstock import (
     ClientClosed,
     InvalidTopic,
     NodeUnavailable,
+    NotPermitted,
     OutgoingMessage,
     Overloaded,
     Producer,
+    Security,
     SendOutcomeUnknown,
+    SendReceipt,
     SyncClient,
 )
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.waiting import WAIT_S_MAX, until
+from tests.worker.accessfile import access_file
 
 Send = Callable[[pb.SendRequest], Awaitable[pb.SendResponse]]
 
@@ -195,3 +199,16 @@ async def test_a_closed_client_takes_its_producers_along(node: Node) -> None:
     assert posted.result().message_id
     with pytest.raises(ClientClosed):
         await producer.send(TOPIC)
+
+
+async def test_a_topic_that_is_not_permitted_does_not_stop_the_others_of_its_call(tmp_path: Path) -> None:
+    access, security = access_file(tmp_path / "access.toml", "s3cret", write="+/public"), Security(token="s3cret")
+    topics = ["1/public", "2/secret", "3/public", "3/public"]
+    async with Node(tmp_path / "data", access=access) as node, Client(node.target, security=security) as client:
+        producer = client.producer()
+        receipts = [await producer.post(OutgoingMessage(topic=topic)) for topic in topics]
+        posted = await asyncio.gather(*receipts, return_exceptions=True)
+        sent = await asyncio.gather(*map(client.send, topics), return_exceptions=True)
+    for answers in (posted, sent):
+        assert [isinstance(answer, NotPermitted) for answer in answers] == [False, True, False, False]
+        assert all(isinstance(answer, SendReceipt) for answer in (answers[0], *answers[2:]))
