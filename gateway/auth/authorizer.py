@@ -231,7 +231,7 @@ class Authorizer:
         if session is None or plugins is None:
             return
         if wish.will is not None and plugins.filters_topics:
-            (is_allowed,) = self._answers(candidate, PUBLISH, [wish.will.topic], as_written=True)
+            (is_allowed,) = self._answers(candidate, PUBLISH, [wish.will.topic])
             if not is_allowed:
                 raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
         connection.plugin_session = session
@@ -318,7 +318,7 @@ class Authorizer:
         if wish.will is None or rights is None:
             return
         topic = wish.will.topic.encode()
-        if not rights.may(PUBLISH, wish.will.topic):  # as it is written: a will to `$delayed/...` is published under that name
+        if not rights.may(PUBLISH, wish.will.topic):
             self.note_denied(rights, PUBLISH, [topic])
             raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
 
@@ -445,8 +445,8 @@ class Authorizer:
         login = self.logins.begin(candidate.wish, candidate.session, peer, answered)
         candidate.login = login if not login.is_done else None
 
-    def _answers(self, candidate: Candidate, action: str, topics: list[str], *, as_written: bool = False) -> list[bool]:
-        """Return what a client that connects may do with each topic or filter. `as_written` is as in `ask_topics`.
+    def _answers(self, candidate: Candidate, action: str, topics: list[str]) -> list[bool]:
+        """Return what a client that connects may do with each topic or filter.
 
         Raises:
             AuthorizationPending: the plugins have to be asked first.
@@ -466,7 +466,7 @@ class Authorizer:
                 then(True)
 
             encoded = [topic.encode() for topic in unknown]
-            self.ask_topics(candidate.session, action, encoded, answered, as_written=as_written)
+            self.ask_topics(candidate.session, action, encoded, answered)
 
         raise AuthorizationPending(ask)
 
@@ -478,8 +478,6 @@ class Authorizer:
         action: str,
         topics: list[bytes],
         answered: Callable[[list[bool | None]], None],
-        *,
-        as_written: bool = False,
     ) -> None:
         """Ask the plugins what a client may do with topics or filters.
 
@@ -488,7 +486,6 @@ class Authorizer:
             action: `PUBLISH`, `SUBSCRIBE` or `RECEIVE`.
             topics: at most `TOPICS_ASKED_MAX` topics, or the filters of a SUBSCRIBE.
             answered: gets the answers in the order of the topics; None for a topic about which the plugins give no answer.
-            as_written: a prefix of a topic, such as `$delayed/60/`, means nothing: wills are published to such a topic itself.
         """
         plugins = self._plugins
         if plugins is None or session is None:  # The node is stopping, or the client has gone.
@@ -504,7 +501,7 @@ class Authorizer:
                     self.access.audit.note("denied", subject, by="plugins", action=action, topic=name)
             answered(answers)
 
-        subjects = [topic.decode(errors="replace") if as_written else subject_of(topic, action) for topic in topics]
+        subjects = [subject_of(topic, action) for topic in topics]
         self.questions.ask(plugins, lambda: plugins.topics(session, subjects, action), note)
 
     def _ask_again_later(self, connection: Applicant) -> None:

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from penstock.gateway.auth.authorizer import Applicant, Authorizer
 from penstock.gateway.connection.clients import ClientRegistry
+from penstock.gateway.connection.incoming_publishes import PayloadInvalid, check_utf_8
 from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.connection.redelivery import Redelivery
@@ -19,11 +20,13 @@ from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions, 
 from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.connect import (
     Connect,
+    Will,
     level_of_too_large,
     parse_connect,
     protocol_level,
     stated_packet_bytes_max,
 )
+from penstock.gateway.protocol.delays import DELAY_MS, DELIVER_AT_MS
 from penstock.gateway.protocol.encode import encode_connack, encode_connack_5, encode_refusal
 from penstock.gateway.protocol.errors import ConnectRefused, PacketTooLarge, ProtocolError
 from penstock.gateway.protocol.packets import CONNECT, MALFORMED, NAMES, V5_0, Packet
@@ -34,6 +37,7 @@ from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.wills import Author
 from penstock.gateway.traffic import Traffic
 from penstock.store.store import Store
+from penstock.store.topics import excerpt
 
 
 class Connecting(Watched, Applicant, Protocol):
@@ -131,7 +135,8 @@ class Handshake(Generic[C]):
         self._authorizer.check_ban(connection, wish, "")
         self._authorizer.admit(connection, wish)
         self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
-        self._check_will_size(wish)
+        if wish.will is not None:
+            self._check_will(wish.will)
         self._authorizer.check_will(connection, wish)
         client_id = self._authorizer.client_id_of(connection, wish)
         stored = self._lifecycle.claim(client_id, connection.user)
@@ -207,15 +212,35 @@ class Handshake(Generic[C]):
         self._traffic.client_connected(connection.peer.listener.name, connection.level)
         return session, is_present
 
-    def _check_will_size(self, wish: Connect) -> None:
-        """Raise ConnectRefused if the will is larger than a message may be."""
+    def _check_will(self, will: Will) -> None:
+        """Raise ConnectRefused if the will can never be published: nobody could tell its client when the time has come."""
         bytes_max = self._options.message_bytes_max
-        if wish.will is not None and len(wish.will.body) > bytes_max:
+        if len(will.body) > bytes_max:
             raise ConnectRefused(
-                f"The will has {len(wish.will.body)} bytes. Send {bytes_max} at most: see mqtt.message_bytes_max.",
+                f"The will has {len(will.body)} bytes. Send {bytes_max} at most: see mqtt.message_bytes_max.",
                 ConnectCode.NOT_AUTHORIZED,
                 ReasonCode.QUOTA_EXCEEDED,
             )
+        if will.topic.startswith("$"):
+            raise ConnectRefused(
+                f"The will can't be published to {excerpt(will.topic)}, because topics that begin with '$' are the node's own, "
+                "and no will is a delayed message. MQTT 5.0 has the will delay interval.",
+                ConnectCode.NOT_AUTHORIZED,
+                ReasonCode.TOPIC_NAME_INVALID,
+            )
+        for name, _ in will.properties.get(Property.USER_PROPERTY, ()):
+            if name in (DELAY_MS, DELIVER_AT_MS):
+                raise ConnectRefused(
+                    f"The will has the user property {name}, and no will is a delayed message. Use the will delay interval.",
+                    ConnectCode.NOT_AUTHORIZED,
+                    ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+                )
+        if self._options.check_payload_format and will.properties.get(Property.PAYLOAD_FORMAT) == 1:
+            try:
+                check_utf_8(will.body)
+            except PayloadInvalid as error:
+                reason = ReasonCode.PAYLOAD_FORMAT_INVALID
+                raise ConnectRefused(f"The will can't be published: {error}.", ConnectCode.NOT_AUTHORIZED, reason) from error
 
     def _keep_alive_s(self, wish: Connect) -> int:
         """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's if that is shorter."""

@@ -357,7 +357,7 @@ class IncomingPublishes:
         if found or topic.startswith(DELAYED):
             topic, due_ms = due_of(topic, found, now_ms, options.delay_ms_max)
         if options.checks_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
-            _check_utf_8(body)
+            check_utf_8(body)
         route = store.router.route(topic, session.causer)
         is_retained = flags & RETAIN and body
         is_charged = due_ms or is_retained
@@ -531,7 +531,8 @@ def _received_as(session: Session, packet_id: int) -> bytes:
     return orjson.dumps({"session": session.client_id, "packet_id": packet_id})
 
 
-def _check_utf_8(body: bytes) -> None:
+def check_utf_8(body: bytes) -> None:
+    """Raise PayloadInvalid if a body is not UTF-8."""
     try:
         body.decode()
     except UnicodeDecodeError as error:

@@ -214,15 +214,6 @@ async def test_a_denied_message_closes_the_connection_if_the_options_say_so(
     assert broker.closed(ReasonCode.NOT_AUTHORIZED) == 1
 
 
-async def test_plugins_are_asked_about_the_name_that_a_will_is_published_under(
-    start_broker: StartBroker, script: Script
-) -> None:
-    broker = await start_broker(access=plugins("Users", "Topics"))
-    script.topics |= {("publish", "a"): True, ("publish", "$delayed/1/a"): False}
-    client = await broker.connect("c", b"$delayed/1/a", b"x", flags=CLEAN | WILL, accepted=False)
-    assert await client.receive() == REFUSED
-
-
 async def test_a_client_that_may_not_publish_its_will_may_not_connect(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics"))
     script.topics["publish", "forbidden"] = False

@@ -222,10 +222,10 @@ async def test_a_right_that_is_withdrawn_ends_what_goes_on(broker: Broker, file:
     assert audit(tmp_path, "changed")[0]["what"] == "reload"
 
 
-async def test_a_will_to_a_delayed_topic_goes_by_the_name_that_it_is_published_under(broker: Broker) -> None:
+async def test_no_will_to_a_delayed_topic_is_accepted_whatever_the_rules_say_of_the_topic_after_it(broker: Broker) -> None:
     fields = (b"$delayed/1/plant/sensor-1/gone", b"x")
     client = await broker.connect_5("sensor-1", *fields, flags=CLEAN | WILL, accepted=False)
-    assert (await client.connack())[0] == ReasonCode.NOT_AUTHORIZED
+    assert (await client.connack())[0] == ReasonCode.TOPIC_NAME_INVALID
     await broker.connect("sensor-1", b"plant/sensor-1/gone", b"x", flags=CLEAN | WILL)
 
 

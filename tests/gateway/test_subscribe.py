@@ -389,10 +389,11 @@ async def test_a_client_does_not_get_its_own_will(broker: Broker) -> None:
     assert await client.ended() == []
 
 
-async def test_a_will_that_the_store_refuses_ends_the_connection_like_any_other(broker: Broker) -> None:
-    client = await broker.connect("pump", b"$SYS/will", b"gone", flags=CLEAN | WILL)
-    await client.send(b"\xf0\0")
+async def test_a_will_that_the_store_refuses_ends_the_connection_like_any_other(start_broker: StartBroker) -> None:
+    broker = await start_broker(retained_max=1)
+    client = await broker.connect("pump", b"gone", b"x", flags=CLEAN | WILL | WILL_RETAIN)
+    await client.send(encode_publish(b"here", b"x", 0, retain=True), b"\xf0\0")
     assert await client.ended() == []
     assert broker.closed(ReasonCode.MALFORMED_PACKET) == 1
-    assert broker.stored() == []
+    assert broker.stored() == [Message("here", b"x", retain=True)]
     assert not broker.node.gateway.clients

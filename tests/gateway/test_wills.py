@@ -17,7 +17,7 @@ from penstock.access.passwords import PasswordFile
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway.brokers import StartBroker
-from tests.gateway.logins import PASSWORD, USER
+from tests.gateway.logins import PASSWORD, REFUSED, USER
 from tests.gateway.moving_time import pass_time
 from tests.gateway.wire import CLEAN, Broker, Client5
 from tests.waiting import until
@@ -209,3 +209,36 @@ async def test_a_client_that_would_end_a_session_whose_will_waits_is_told_that_t
     broker.node.access.use_key_set(keys)
     await broker.connect_5("c", *fields, flags=flags)
     assert [message.topic for message in broker.stored()] == ["gone/bob"]
+
+
+@pytest.mark.parametrize("topic", ["$delayed/5/x", "$SYS/x", "$share/group/x", "$dlq/billing", "$"])
+async def test_a_will_to_a_topic_of_the_node_is_refused_when_its_client_connects(start_broker: StartBroker, topic: str) -> None:
+    broker = await start_broker()
+    new = await broker.connect_5("c", topic.encode(), b"x", flags=CLEAN | WILL, accepted=False)
+    reason, about = await new.connack()
+    assert reason == ReasonCode.TOPIC_NAME_INVALID
+    assert f"The will can't be published to {topic!r}" in about[Property.REASON_STRING]
+    old = await broker.connect("c", topic.encode(), b"x", flags=CLEAN | WILL, accepted=False)
+    assert await old.ended() == [REFUSED]
+    assert not broker.node.gateway.clients
+
+
+@pytest.mark.parametrize("name", ["delay-ms", "deliver-at-ms"])
+async def test_a_will_with_a_delivery_time_is_refused_when_its_client_connects(start_broker: StartBroker, name: str) -> None:
+    broker = await start_broker()
+    about: dict[Any, Any] = {Property.USER_PROPERTY: [("unit", "C"), (name, "60000")]}
+    client = await broker.connect_5("c", b"gone", b"x", flags=CLEAN | WILL, will=about, accepted=False)
+    reason, properties = await client.connack()
+    assert reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+    assert f"The will has the user property {name}" in properties[Property.REASON_STRING]
+
+
+@pytest.mark.parametrize(("checks", "reason"), [(True, ReasonCode.PAYLOAD_FORMAT_INVALID), (False, ReasonCode.SUCCESS)])
+async def test_the_payload_format_of_a_will_is_checked_where_the_operator_wants_it(
+    start_broker: StartBroker, checks: bool, reason: ReasonCode
+) -> None:
+    broker = await start_broker(check_payload_format=checks)
+    about: dict[Any, Any] = {Property.PAYLOAD_FORMAT: 1}
+    client = await broker.connect_5("c", b"gone", b"\xff", flags=CLEAN | WILL, will=about, accepted=False)
+    assert (await client.connack())[0] == reason
+    await broker.connect_5("d", b"gone", "\u00b0C".encode(), flags=CLEAN | WILL, will=about)
