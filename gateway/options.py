@@ -84,6 +84,11 @@ class ListenerOptions:
         "PEM file with the certificate authorities that sign client certificates. It is needed unless "
         '`client_certificates` is "none".',
     )
+    client_crl: str = option(
+        "",
+        "PEM file with the certificate revocation lists of the authorities in `client_ca`. A client whose certificate is "
+        "revoked is refused in the TLS handshake. So is every client of an authority whose list has expired or is not there.",
+    )
     username_from: Literal["none", "cn", "san"] = option(
         "none",
         'Part of the client certificate that becomes the user name: the common name ("cn"), or the first alternative '
@@ -166,6 +171,8 @@ class ListenerOptions:
                 raise OptionInvalid(f"{section}.client_certificates", self.client_certificates, '"none" without TLS')
             if not self.client_ca:
                 raise OptionInvalid(f"{section}.client_ca", "", "a path if clients are asked for a certificate")
+        elif self.client_crl:
+            raise OptionInvalid(f"{section}.client_crl", self.client_crl, 'empty if client_certificates is "none"')
         elif self.username_from != "none":
             wanted = '"none" if client_certificates is "none"'
             raise OptionInvalid(f"{section}.username_from", self.username_from, wanted)

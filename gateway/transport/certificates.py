@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import ssl
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, Protocol
+
+import structlog
+from cryptography import x509
 
 from penstock.store.watchedfiles import WatchedFiles
 
+logger = structlog.get_logger("gateway")
+
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 VERIFY: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+_LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 
 
 class TlsTerms(Protocol):
@@ -24,13 +34,15 @@ class TlsTerms(Protocol):
     def client_certificates(self) -> str: ...
     @property
     def client_ca(self) -> str: ...
+    @property
+    def client_crl(self) -> str: ...
 
 
 class Certificates:
     """The TLS context of a listener. It is renewed when the files are replaced.
 
     Each connection keeps the context with which it began, so a renewal disturbs no connection. A renewal can add and remove
-    certificate authorities.
+    certificate authorities, and revoke certificates.
 
     Parameters:
         options: of the listener.
@@ -43,8 +55,8 @@ class Certificates:
     def __init__(self, options: TlsTerms, protocol: str = "mqtt") -> None:
         self._options = options
         self._protocol = protocol
-        paths = (options.certificate, options.key, *((options.client_ca,) if options.client_certificates != "none" else ()))
-        self._files = WatchedFiles(paths)
+        of_clients = (options.client_ca, options.client_crl) if options.client_certificates != "none" else ()
+        self._files = WatchedFiles([path for path in (options.certificate, options.key, *of_clients) if path])
         self.context = self._load()
 
     def reload(self) -> None:
@@ -71,7 +83,36 @@ class Certificates:
             if options.client_certificates != "none":
                 path = options.client_ca
                 context.load_verify_locations(options.client_ca)
+                if options.client_crl:
+                    path = options.client_crl
+                    _check_lists(path)
+                    context.load_verify_locations(path)
+                    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         except ssl.SSLError as error:
             raise OSError(f"{path} can't be used for TLS: {error.reason or error}") from error
         context.verify_mode = VERIFY[options.client_certificates]
         return context
+
+
+def _check_lists(path: str) -> None:
+    """Check that a file has certificate revocation lists and nothing else, and log the lists that have expired.
+
+    OpenSSL would trust a certificate in the file as an authority. It refuses the clients of a list that has expired.
+
+    Raises:
+        OSError: the file can't be read, or has other content.
+    """
+    content = Path(path).read_bytes()
+    blocks = _LIST.findall(content)
+    if not blocks or content.count(b"-----BEGIN ") > len(blocks):
+        what = "something else than certificate revocation lists" if blocks else "no certificate revocation list"
+        raise OSError(f"{path} can't be used for TLS: it has {what}. Give the lists of the authorities in client_ca, as PEM.")
+    for block in blocks:
+        try:
+            revoked = x509.load_pem_x509_crl(block)
+        except ValueError as error:
+            raise OSError(f"{path} can't be used for TLS: a certificate revocation list is damaged: {error}") from error
+        until = revoked.next_update_utc
+        if until is not None and until <= datetime.now(UTC):
+            why = "all clients of this authority are refused until the file has a newer list"
+            logger.error("tls.crl_expired", file=path, authority=revoked.issuer.rfc4514_string(), until=str(until), why=why)

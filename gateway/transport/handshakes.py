@@ -106,6 +106,8 @@ class Handshakes:
         except (ssl.SSLError, OSError) as error:  # The client broke TLS or has gone.
             has_alert = isinstance(error, ssl.SSLError)
             why, error_text = "tls" if has_alert else "handshake_lost", str(getattr(error, "reason", "") or error)
+            if isinstance(error, ssl.SSLCertVerificationError):
+                error_text = f"{error_text}: {error.verify_message}"
             if has_alert:
                 self._strike(peer)
         finally:

@@ -56,6 +56,11 @@ class AdminOptions:
         "PEM file with the certificate authorities that sign client certificates. It is needed unless "
         '`client_certificates` is "none".',
     )
+    client_crl: str = option(
+        "",
+        "PEM file with the certificate revocation lists of the authorities in `client_ca`. A client whose certificate is "
+        "revoked is refused in the TLS handshake. So is every client of an authority whose list has expired or is not there.",
+    )
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if options contradict each other."""
@@ -67,3 +72,5 @@ class AdminOptions:
                 raise OptionInvalid(f"{section}.client_certificates", self.client_certificates, '"none" without TLS')
             if not self.client_ca:
                 raise OptionInvalid(f"{section}.client_ca", "", "a path if clients are asked for a certificate")
+        elif self.client_crl:
+            raise OptionInvalid(f"{section}.client_crl", self.client_crl, 'empty if client_certificates is "none"')

@@ -51,7 +51,7 @@ class Gate:
 def check_exposure(config: Config) -> None:
     """Check that only this machine reaches each listener that serves callers without authentication.
 
-    Log a warning for each one that an option opens to everybody.
+    Log a warning for each one that an option opens to everybody, and for revoked certificates that gRPC would accept.
 
     Raises:
         ListenerExposed: a listener is reachable from elsewhere. The message names the options that would help.
@@ -78,6 +78,10 @@ def check_exposure(config: Config) -> None:
             wrong.append(_refusal(gate, beyond))
     if wrong:
         raise ListenerExposed("\n".join(wrong))
+    authorities = config.pop.tls_client_ca_file
+    if authorities and any((config.admin.client_crl, *(each.client_crl for each in config.mqtt.listeners))):
+        why = "gRPC checks no revocation lists: take the name in a revoked certificate out of access.file, or ban it as a user"
+        logger.warning("crl.not_over_grpc", file=authorities, why=why)
 
 
 def gates_of(config: Config) -> Iterator[Gate]:

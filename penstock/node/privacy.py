@@ -53,8 +53,9 @@ def _files(config: Config) -> Iterator[tuple[str, bool]]:
     access, mqtt, pop, admin = config.access, config.mqtt, config.pop, config.admin
     tokens = access.jwt
     secrets = [access.file, access.password_file, pop.tls_key_file, admin.key, *(each.key for each in mqtt.listeners)]
-    others = [tokens.jwks_file, pop.tls_certificate_file, pop.tls_client_ca_file, admin.certificate, admin.client_ca]
-    others += [path for each in mqtt.listeners for path in (each.certificate, each.client_ca)]
+    others = [tokens.jwks_file, pop.tls_certificate_file, pop.tls_client_ca_file, admin.certificate]
+    others += [admin.client_ca, admin.client_crl]
+    others += [path for each in mqtt.listeners for path in (each.certificate, each.client_ca, each.client_crl)]
     (secrets if tokens.is_symmetric else others).append(tokens.key_file)
     for paths, is_secret in ((secrets, True), (others, False)):
         yield from ((path, is_secret) for path in dict.fromkeys(paths) if path)

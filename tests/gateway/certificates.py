@@ -64,6 +64,21 @@ class Authority:
         )
         return certificate, key
 
+    def revoke(self, *clients: tuple[Path, Path], until: datetime | None = None) -> Path:
+        """Write the list of all certificates that are revoked, which is valid until some time, by default tomorrow."""
+        authority = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
+        signing_key: Any = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
+        now = datetime.now(UTC)
+        until = until or now + timedelta(days=1)
+        builder = x509.CertificateRevocationListBuilder(authority.subject, min(now, until) - timedelta(days=1), until)
+        for certificate, _ in clients:
+            number = x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
+            revoked = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now)
+            builder = builder.add_revoked_certificate(revoked.build())
+        path = self.directory / "crl.pem"
+        path.write_bytes(builder.sign(signing_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return path
+
     def context(self, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:
         """Return the TLS context of a client that trusts this authority."""
         context = ssl.create_default_context(cafile=self.file)

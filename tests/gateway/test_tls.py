@@ -8,14 +8,17 @@ import hashlib
 import shutil
 import ssl
 import weakref
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.transport.certificates import Certificates
 from penstock.gateway.transport.peer import username_of
+from penstock.store.options import OptionInvalid
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect
@@ -110,6 +113,77 @@ async def test_a_listener_that_requires_certificates_refuses_clients_without_a_t
             pass
     await until(lambda: broker.listener("mtls").admission.refused.get("tls", 0) == 2)
     assert broker.node.gateway.counters.connections_accepted == 0
+
+
+async def refused(broker: Broker, context: ssl.SSLContext) -> bool:
+    """Return whether the listener `mtls` refuses the handshake of a client."""
+    try:  # With TLS 1.3 the client learns of the refusal only when it reads.
+        client = await broker.dial("mtls", context)
+        await client.send(connect(CLEAN, b"c"))
+        return not await client.drained()
+    except (ssl.SSLError, ConnectionError):
+        return True
+
+
+async def test_a_revoked_certificate_is_refused_from_the_next_reload_on_and_open_connections_go_on(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    lost, kept = (authority.issue_client(common_name=name) for name in ("lost", "kept"))
+    crl = authority.revoke()
+    listener = authority.listener("mtls", client_certificates="required", client_crl=str(crl))
+    broker = await start_broker(listeners=(listener,))
+    before = await broker.connect("before", listener="mtls", context=authority.context(lost))
+    authority.revoke(lost)
+    certificates = broker.listener("mtls").certificates
+    assert certificates is not None
+    assert certificates.changed()
+    with structlog.testing.capture_logs() as logs:
+        broker.node.reload()
+        assert await refused(broker, authority.context(lost))
+        await until(lambda: broker.listener("mtls").admission.refused == {"tls": 1})
+    assert "certificate revoked" in str(logs)
+    await broker.connect("kept", listener="mtls", context=authority.context(kept))
+    assert await before.drained() == []
+
+    crl.write_text("nothing")
+    with structlog.testing.capture_logs() as logs:
+        broker.node.reload()
+        assert await refused(broker, authority.context(lost)), "the old list stays in force"
+    assert f"{crl} can't be used for TLS: it has no certificate revocation list" in str(logs)
+
+
+@pytest.mark.parametrize(("is_expired", "why"), [(True, "CRL has expired"), (False, "unable to get certificate CRL")])
+async def test_without_a_list_that_is_valid_and_of_its_authority_every_certificate_is_refused(
+    start_broker: StartBroker, tmp_path: Path, is_expired: bool, why: str
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    issuer = authority if is_expired else Authority(tmp_path / "other")
+    crl = str(issuer.revoke(until=datetime.now(UTC) - timedelta(seconds=2) if is_expired else None))
+    with structlog.testing.capture_logs() as logs:
+        listener = authority.listener("mtls", client_certificates="optional", client_crl=crl)
+        broker = await start_broker(listeners=(listener,))
+        assert await refused(broker, authority.context(authority.issue_client(common_name="c")))
+        await until(lambda: broker.listener("mtls").admission.refused == {"tls": 1})
+    assert why in str(logs)
+    assert [line["file"] for line in logs if line["event"] == "tls.crl_expired"] == ([crl] if is_expired else [])
+    await broker.connect("without", listener="mtls", context=authority.context())
+
+
+@pytest.mark.parametrize("content", [None, b"nothing", b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n", "ca.pem"])
+def test_a_file_that_is_no_revocation_list_is_refused(tmp_path: Path, content: bytes | str | None) -> None:
+    authority, crl = Authority(tmp_path), tmp_path / "broken.pem"
+    if isinstance(content, str):  # Its certificates would become trusted authorities.
+        content = authority.revoke().read_bytes() + (tmp_path / content).read_bytes()
+    if content is not None:
+        crl.write_bytes(content)
+    with pytest.raises(OSError, match=r"broken\.pem"):
+        Certificates(authority.listener("tls", client_certificates="required", client_crl=str(crl)))
+
+
+def test_a_revocation_list_needs_client_certificates(authority: Authority) -> None:
+    with pytest.raises(OptionInvalid, match="client_crl"):
+        authority.listener("tls", client_crl="crl.pem").check("mqtt.listeners")
 
 
 @pytest.mark.parametrize(

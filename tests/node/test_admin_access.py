@@ -336,6 +336,17 @@ async def test_certificates_alone_can_protect_the_listener(start: Start, tmp_pat
         await listening.ask(context=authority.context())
 
 
+async def test_a_revoked_certificate_is_refused(start: Start, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    lost, kept = (authority.issue_client(common_name=name) for name in ("lost", "kept"))
+    crl = str(authority.revoke(lost))
+    options = tls(authority, client_certificates="required", client_crl=crl)
+    listening = await start(EVERYWHERE, has_access=False, **options)
+    assert await listening.ask(context=authority.context(kept)) == 200
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await listening.ask(context=authority.context(lost))
+
+
 async def test_a_replaced_certificate_is_served_after_a_reload(start: Start, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     listening = await start(**tls(authority))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from penstock.gateway.options import ListenerOptions
 from penstock.node.config import Config, load_config
@@ -121,3 +122,14 @@ async def test_nothing_of_a_node_is_begun_before_the_rule_is_checked(tmp_path: P
     with pytest.raises(ListenerExposed):
         Node(config)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("pop_ca", "is_told"), [("ca.pem", True), ("", False)])
+def test_the_log_says_that_grpc_checks_no_revocation_lists(pop_ca: str, is_told: bool) -> None:
+    tls = {"name": "tls", "kind": "tls", "certificate": "c", "key": "k", "client_certificates": "required"}
+    listener = ListenerOptions(**tls, client_ca="ca.pem", client_crl="crl.pem")  # type: ignore[arg-type]
+    config = config_of(pop__tls_client_ca_file=pop_ca)
+    config = replace(config, mqtt=replace(config.mqtt, listeners=(listener,)))
+    with structlog.testing.capture_logs() as logs:
+        check_exposure(config)
+    assert [line["file"] for line in logs if line["event"] == "crl.not_over_grpc"] == (["ca.pem"] if is_told else [])

@@ -44,6 +44,7 @@ FILES = {  # mode: why it is logged
     "server.key": (0o646, "change"),
     "server.pem": (0o644, ""),
     "ca.pem": (0o666, "change"),
+    "crl.pem": (0o666, "change"),
 }
 
 
@@ -60,6 +61,7 @@ def test_the_log_names_the_files_of_secrets_that_others_may_read(tmp_path: Path,
         key=str(tmp_path / "server.key"),
         client_certificates="required",
         client_ca=str(tmp_path / "ca.pem"),
+        client_crl=str(tmp_path / "crl.pem"),
     )
     config = Config(
         access=AccessControlOptions(
