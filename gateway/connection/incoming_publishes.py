@@ -32,7 +32,7 @@ from penstock.gateway.protocol.packets import DUP, MALFORMED, PUBACK, PUBLISH, P
 from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, parse_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.runs import count_packets, split_runs
-from penstock.gateway.protocol.topics import DELAYED
+from penstock.gateway.protocol.topics import DELAYED, is_bridge_state
 from penstock.gateway.sessions.session import Session
 from penstock.pop.core.handle import Handles
 from penstock.store.causer import NODE
@@ -275,10 +275,13 @@ class IncomingPublishes:
                     if isinstance(error, DiskFull) and not self._is_v5:
                         self._keep(packet)
                         continue
-                    if self._traces is not None and found:
-                        self._traces.refused(found, topic, body, session.client_id, str(error))
-                    self._deny(topic, packet_id, error)
-                    refused += 1
+                    if is_bridge_state(topic):
+                        _check_name(topic)
+                    else:
+                        if self._traces is not None and found:
+                            self._traces.refused(found, topic, body, session.client_id, str(error))
+                        self._deny(topic, packet_id, error)
+                        refused += 1
                 if qos == QOS_1:
                     puback_ids.append(packet_id)
                 elif qos == QOS_2:
@@ -478,7 +481,7 @@ class IncomingPublishes:
         elif isinstance(error, DeliveryTimeInvalid):
             reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         elif isinstance(error, TopicInvalid):
-            check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)  # raises if it is no topic at all, which closes the connection
+            _check_name(topic)
             reason = ReasonCode.TOPIC_NAME_INVALID
         if isinstance(error, DiskFull) and not packet_id:
             self._counters.publishes_dropped += 1
@@ -529,6 +532,11 @@ class IncomingPublishes:
 def _received_as(session: Session, packet_id: int) -> bytes:
     """Return the properties of a plain message that a session has received at QoS 2."""
     return orjson.dumps({"session": session.client_id, "packet_id": packet_id})
+
+
+def _check_name(topic: bytes) -> None:
+    """Raise TopicInvalid, which closes the connection, if the topic of a PUBLISH is no topic at all."""
+    check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)
 
 
 def check_utf_8(body: bytes) -> None:

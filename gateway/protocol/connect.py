@@ -15,6 +15,7 @@ from penstock.gateway.protocol.fixed_header import long_length
 from penstock.gateway.protocol.packets import CONNECT, NEVER_S, RECEIVE_MAXIMUM, V3_1, V3_1_1, V5_0, WILL
 from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, read_properties
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.protocol.topics import is_bridge_state
 from penstock.store.errors import TopicInvalid
 from penstock.store.record import TOPIC_BYTES_MAX
 from penstock.store.topics import LEVELS_MAX, check_topic, excerpt
@@ -58,7 +59,7 @@ class Connect:
         client_id: the client id; empty if the server has to assign one.
         clean_start: whether an old session is discarded. In MQTT 3.1.1 this is clean session.
         keep_alive_s: the keep alive in seconds; 0 means none.
-        will: the will, or None.
+        will: the will, or None. That of a bridge on its state (`is_bridge_state`) is None.
         username: the user name, or None.
         password: the password, or None.
         session_expiry_s: how long the session lasts after the connection, in seconds. In MQTT 3.1.1 it follows from clean
@@ -162,7 +163,8 @@ def parse_connect(
         message, at = read_binary(body, at, "will message")
         name = _will_topic(topic, topic_levels_max, topic_bytes_max)
         delay_s: int = will_values.pop(Property.WILL_DELAY_S, 0)
-        will = Will(name, message, flags >> 3 & 3, bool(flags & 0x20), delay_s, will_values)
+        if not is_bridge_state(topic):
+            will = Will(name, message, flags >> 3 & 3, bool(flags & 0x20), delay_s, will_values)
     username: str | None = None
     password: bytes | None = None
     if flags & 0x80:  # [MQTT-3.1.2-17] 3.1.1:[MQTT-3.1.2-19]

@@ -1,7 +1,8 @@
-"""The two prefixes that give a topic or a filter another meaning: `$share/{name}/{filter}` and `$delayed/{seconds}/{topic}`.
+"""The prefixes that give a topic or a filter another meaning: `$share/{name}/{filter}` and `$delayed/{seconds}/{topic}`.
 
 `$share/` is a shared subscription (MQTT 5.0, 4.8.2). A message that is published to `$delayed/60/a/b` goes to `a/b` 60 seconds
-later. That form is EMQX's, so that devices which use it can move over; see `delays`.
+later. That form is EMQX's, so that devices which use it can move over; see `delays`. What bridges of mosquitto publish about
+themselves below `$SYS/` is accepted and dropped, as EMQX does it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ SHARE: Final = "$share/"
 
 DELAYED: Final = b"$delayed/"
 """The beginning of the topic of a delayed message."""
+
+_BRIDGE: Final = b"$SYS/broker/connection/"
+_STATE: Final = b"/state"
+
+
+def is_bridge_state(topic: bytes) -> bool:
+    """Return whether a topic is that of a bridge's state, `$SYS/broker/connection/{name}/state`.
+
+    A bridge of mosquitto publishes there that it is connected, and leaves a will there. The node accepts both, whatever the
+    client's rights are, and drops them: a refusal would close a connection of MQTT 3.1.1, and the bridge would come back for
+    ever.
+    """
+    return topic.startswith(_BRIDGE) and topic.endswith(_STATE) and len(topic) > len(_BRIDGE) + len(_STATE)
 
 
 def split_share(topic_filter: str) -> tuple[str, str]:
