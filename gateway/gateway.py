@@ -130,10 +130,10 @@ class Gateway:
         self._access = access
         self.overtime = Overtime(clock.monotonic_s)
         self.sources = Sources(options.limits)
-        strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, hold_off_ms=options.limits.hold_off_ms)
+        self.strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, options.limits)
         share = SocketShare(descriptors_below, self._shed) if descriptors_below is not None else None
         self.listeners = Listeners(
-            options, self.sources, self.logbook, self.now_ms, self.connect, strikes.add, self.overtime, share
+            options, self.sources, self.logbook, self.now_ms, self.connect, self.strikes.add, self.overtime, share
         )
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
@@ -218,10 +218,11 @@ class Gateway:
             self.lifecycle,
             self.deliveries,
             self.keep_alives,
+            self.strikes,
             self.counters,
             self.traffic,
         )
-        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, strikes.add, access.audit)
+        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, self.strikes.add, access.audit)
         self.sockets: Sockets | None = None
         """Once the gateway has started, if the system has epoll."""
 

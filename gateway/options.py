@@ -372,27 +372,30 @@ class LimitOptions:
     )
     strikes_max: int = option(
         100,
-        "Number of protocol errors and failed authentications from one source within `strike_window_ms` after which "
-        "the source is held off: the node closes its connections at once for `hold_off_ms`. 0 never holds a source "
-        "off. Loopback addresses and Unix sockets are never held off.",
+        "Number of protocol errors and failed authentications within `strike_window_ms` after which a source or a user is held "
+        "off for `hold_off_ms`: the node closes the connections of a source at once, and refuses the CONNECTs of a user with "
+        "reason 0x9F (MQTT 3.1.1: return code 3). A client, which is a client id with its user name, is held off after a tenth "
+        "of this number. Only its first error in a window also counts against the user, or, if nothing vouches for the user "
+        "name, against the source. 0 never holds anybody off, nor are loopback addresses and Unix sockets ever held off.",
         minimum=0,
         maximum=1_000_000,
     )
     strike_window_ms: int = option(
         MINUTE_MS,
-        "Milliseconds during which the errors of a source are added up.",
+        "Milliseconds during which the errors of a client, a user or a source are added up.",
         minimum=SECOND_MS,
         maximum=24 * HOUR_MS,
     )
     hold_off_ms: int = option(
         MINUTE_MS,
-        "Milliseconds for which a source is held off.",
+        "Milliseconds for which a client, a user or a source is held off.",
         minimum=SECOND_MS,
         maximum=24 * HOUR_MS,
     )
     sources_max: int = option(
         100_000,
-        "Maximum number of sources whose errors are remembered. Beyond it the source whose last error is oldest is forgotten.",
+        "Maximum number of sources, of users and of clients whose errors are remembered. Beyond it the one whose last error is "
+        "oldest is forgotten.",
         minimum=100,
         maximum=10_000_000,
     )

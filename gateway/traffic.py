@@ -31,7 +31,7 @@ class Traffic:
         self.closed: dict[tuple[str, str], int] = {}
         """Connections closed since the start, by listener and the server's reason, or `BY_CLIENT`."""
         self.held_off = 0
-        """How often the server began to refuse a source because of what it had done."""
+        """How often the server began to refuse a client, a user or a source because of what it had done."""
 
     def client_connected(self, listener: str, level: int) -> None:
         """Count a client that was accepted on a listener, with the protocol level of its CONNECT."""

@@ -10,6 +10,7 @@ from penstock.access.subject import Subject
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.strikes import Claim
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 
@@ -23,7 +24,7 @@ STRIKES: Final = frozenset(
         ReasonCode.BAD_AUTHENTICATION_METHOD,
     )
 )
-"""Reasons for closing a connection that count as a strike against its source."""
+"""Reasons for closing a connection that count as a strike."""
 
 
 class CloseLog:
@@ -32,12 +33,17 @@ class CloseLog:
     Parameters:
         counters, traffic: count them by reason.
         logbook: names them.
-        strike: counts a strike against the source of a peer.
+        strike: counts a strike: see `Strikes.add`.
         audit: names the clients that were connected.
     """
 
     def __init__(
-        self, counters: GatewayCounters, traffic: Traffic, logbook: Logbook, strike: Callable[[Peer], None], audit: Audit
+        self,
+        counters: GatewayCounters,
+        traffic: Traffic,
+        logbook: Logbook,
+        strike: Callable[[Peer, str, Claim], None],
+        audit: Audit,
     ) -> None:
         self._audit = audit
         self._counters = counters
@@ -45,16 +51,24 @@ class CloseLog:
         self._logbook = logbook
         self._strike = strike
 
-    def note(self, client_id: str, peer: Peer, why: str, reason: ReasonCode) -> None:
-        """Note a connection that the server closes. The client id is empty if no CONNECT was accepted."""
+    def note(self, user: str, claim: Claim, peer: Peer, why: str, reason: ReasonCode, client_id: str) -> None:
+        """Note a connection that the server closes.
+
+        Args:
+            user: the user name; empty if nobody vouched for one.
+            claim: the names in the CONNECT; empty if none could be read.
+            peer: the other end.
+            why: a sentence.
+            reason: what is counted.
+            client_id: the client id; empty if no CONNECT was accepted.
+        """
         by_reason, listener = self._counters.closed_by_reason, peer.listener.name
         by_reason[reason] = by_reason.get(reason, 0) + 1
         self._traffic.connection_closed(listener, reason)
         if reason in STRIKES:
-            self._strike(peer)
-        self._logbook.note(
-            "connection.closed", client=client_id, peer=str(peer), listener=listener, reason=reason.name, why=why
-        )
+            self._strike(peer, user, claim)
+        client = client_id or claim.client_id
+        self._logbook.note("connection.closed", client=client, peer=str(peer), listener=listener, reason=reason.name, why=why)
 
     def left(self, user: str, client_id: str, peer: Peer, why: str, reason: ReasonCode) -> None:
         """Write into the audit log that a client whose CONNECT was accepted is no longer connected.

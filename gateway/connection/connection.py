@@ -58,6 +58,7 @@ from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.runs import count_packets
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.session import Session
+from penstock.gateway.strikes import NO_CLAIM
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.socket_transport import SocketTransport
@@ -141,6 +142,7 @@ class Connection(AnsweringProtocol):
         "_unanswered_s_max",
         "_uncharged_bytes",
         "candidate",
+        "claim",
         "closed_for",
         "connected",
         "credential",
@@ -220,6 +222,8 @@ class Connection(AnsweringProtocol):
         self.is_v5 = False
         self.side = FROM_CLIENT
         """The packets that may come."""
+        self.claim = NO_CLAIM
+        """The names in the CONNECT."""
         self.connected = False
         """The CONNECT was accepted, and the connection has not ended."""
         self.session = Session("", 0)
@@ -695,7 +699,7 @@ class Connection(AnsweringProtocol):
         self._is_plain = False
         if why:
             self.closed_for = reason
-            self._close_log.note(self.session.client_id, self.peer, why, reason)
+            self._close_log.note(self.user, self.claim, self.peer, why, reason, self.session.client_id)
         if self._transport is not None:
             self._transport.pause_reading()
             self.outbox.close(why, reason)

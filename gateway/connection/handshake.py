@@ -35,6 +35,7 @@ from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.wills import Author
+from penstock.gateway.strikes import Claim, Strikes
 from penstock.gateway.traffic import Traffic
 from penstock.store.store import Store
 from penstock.store.topics import excerpt
@@ -47,6 +48,8 @@ class Connecting(Watched, Applicant, Protocol):
     """The client's session, once the client is accepted."""
     level: int
     """The protocol level of the CONNECT; 0 until it is known."""
+    claim: Claim
+    """The names in the CONNECT."""
     outbox: Outbox
     """Sends the CONNACK."""
 
@@ -68,6 +71,7 @@ class Handshake(Generic[C]):
         lifecycle: begins and resumes sessions.
         deliveries: what subscriptions are made of.
         keep_alives: watches for silence.
+        strikes: says who is held off.
         counters, traffic: count clients and CONNECTs.
     """
 
@@ -80,6 +84,7 @@ class Handshake(Generic[C]):
         lifecycle: SessionLifecycle,
         deliveries: Deliveries,
         keep_alives: KeepAliveWheel,
+        strikes: Strikes,
         counters: GatewayCounters,
         traffic: Traffic,
     ) -> None:
@@ -90,6 +95,7 @@ class Handshake(Generic[C]):
         self._lifecycle = lifecycle
         self._deliveries = deliveries
         self._keep_alives = keep_alives
+        self._strikes = strikes
         self._counters = counters
         self._traffic = traffic
 
@@ -132,8 +138,10 @@ class Handshake(Generic[C]):
                 ConnectCode.SERVER_UNAVAILABLE,
                 ReasonCode.CONNECTION_RATE_EXCEEDED,
             )
+        self._check_held(connection, wish, "")
         self._authorizer.check_ban(connection, wish, "")
         self._authorizer.admit(connection, wish)
+        self._check_held(connection, wish, connection.user)
         self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
         if wish.will is not None:
             self._check_will(wish.will)
@@ -211,6 +219,16 @@ class Handshake(Generic[C]):
         self._counters.connections_accepted += 1
         self._traffic.client_connected(connection.peer.listener.name, connection.level)
         return session, is_present
+
+    def _check_held(self, connection: C, wish: Connect, user: str) -> None:
+        """Raise ConnectRefused if a client is held off. `user` is empty as long as nobody has vouched for it."""
+        connection.claim = Claim.of(wish.username, wish.client_id)
+        if self._strikes.is_held(connection.peer, user, connection.claim):
+            raise ConnectRefused(
+                "The client is held off after too many errors. It may try again later: see mqtt.limits.strikes_max.",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.CONNECTION_RATE_EXCEEDED,
+            )
 
     def _check_will(self, will: Will) -> None:
         """Raise ConnectRefused if the will can never be published: nobody could tell its client when the time has come."""

@@ -252,7 +252,8 @@ class IncomingPublishes:
                         raise PublishForbidden(topic)
                     if len(body) > bytes_max:
                         raise LimitExceeded(
-                            f"the payload has {len(body)} bytes; send {bytes_max} at most: see mqtt.message_bytes_max"
+                            f"the payload for {excerpt(topic)} has {len(body)} bytes; send {bytes_max} at most: see "
+                            "mqtt.message_bytes_max"
                         )
                     if found is not None:
                         if self._traces is None:

@@ -87,7 +87,7 @@ def decode(
                 if is_v5 and not buffer[start - 1]:
                     raise MalformedPacket(f"A remaining length of {length} has more bytes than it needs [MQTT-1.5.5-1].")
                 if start + length - at > packet_bytes_max:
-                    raise PacketTooLarge(start + length - at, packet_bytes_max)
+                    raise PacketTooLarge(start + length - at, packet_bytes_max, _topic(buffer, header, start))
             stop = start + length
             shape = shapes[header]
             if stop > end:
@@ -193,6 +193,14 @@ def _ack_with(kind: int, packet_id: int, rest: bytes, user_properties_max: int) 
             raise MalformedPacket(f"A {NAMES[kind]} announces {length} bytes of properties, but has {len(rest) - at}.")
         parse_properties(rest[at:], kind, user_properties_max)
     return (kind, packet_id, reason)
+
+
+def _topic(buffer: bytes, header: int, start: int) -> bytes:
+    """Return what has come of the topic of a PUBLISH whose body begins at `start`; empty for any other packet."""
+    if header >> 4 != PUBLISH:
+        return b""
+    size = int.from_bytes(buffer[start : start + 2], "big")
+    return buffer[start + 2 : start + 2 + size]
 
 
 def _short(header: int, length: int) -> MalformedPacket:

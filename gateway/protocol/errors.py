@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from penstock.gateway.protocol.packets import NAMES
 from penstock.gateway.protocol.reasons import REASON_OF, REASONS, ConnectCode, ReasonCode
+from penstock.store.topics import excerpt
 
 
 class ProtocolError(Exception):
@@ -27,10 +28,11 @@ class MalformedPacket(ProtocolError):
 class PacketTooLarge(ProtocolError):
     """Raised when a fixed header announces more bytes than the server accepts, before the server buffers the packet."""
 
-    def __init__(self, packet_bytes: int, packet_bytes_max: int) -> None:
+    def __init__(self, packet_bytes: int, packet_bytes_max: int, topic: bytes) -> None:
+        """`topic` is what has come of the topic of a PUBLISH; otherwise empty."""
         super().__init__(
             f"A packet announces {packet_bytes} bytes. Send {packet_bytes_max} at most: see mqtt.packet_bytes_max, "
-            "and mqtt.connect_bytes_max for a CONNECT.",
+            f"and mqtt.connect_bytes_max for a CONNECT.{f' It is a PUBLISH to {excerpt(topic)}.' if topic else ''}",
             ReasonCode.PACKET_TOO_LARGE,
         )
 

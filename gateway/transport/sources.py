@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from penstock.gateway.options import LimitOptions
+from penstock.gateway.strike_table import StrikeTable
 from penstock.store.causer import EXEMPT
-from penstock.store.recent import RecentIds
-
-
-class SourceStrikes:
-    """The errors of a source in the current window, and until when it is held off; 0 means that it is not."""
-
-    __slots__ = ("count", "held_until_ms", "window_until_ms")
-
-    def __init__(self, window_until_ms: int) -> None:
-        self.count = 0
-        self.window_until_ms = window_until_ms
-        self.held_until_ms = 0
 
 
 class Sources:
@@ -28,8 +17,7 @@ class Sources:
     def __init__(self, options: LimitOptions) -> None:
         self._options = options
         self._open: dict[str, int] = {}
-        self._strikes: RecentIds[str, SourceStrikes] = RecentIds(options.sources_max)
-        """The strikes by source. The source whose last strike is oldest comes first."""
+        self._strikes = StrikeTable(options, options.strikes_max)
 
     def __len__(self) -> int:
         """Return the number of sources whose strikes are remembered."""
@@ -39,8 +27,7 @@ class Sources:
         """Return why a source may open no more connections, as a word for the metrics; empty if it may."""
         if source == EXEMPT:
             return ""
-        strikes = self._strikes.get(source)
-        if strikes is not None and strikes.held_until_ms > now_ms:
+        if self._strikes.is_held((source,), now_ms):
             return "held_off"
         most = self._options.source_connections_max
         return "source_connections" if most and self._open.get(source, 0) >= most else ""
@@ -61,18 +48,6 @@ class Sources:
 
     def strike(self, source: str, now_ms: int) -> bool:
         """Count an error of a source; return whether the source is held off from now on."""
-        most = self._options.strikes_max
-        if source == EXEMPT or not most:
+        if source == EXEMPT or not self._options.strikes_max:
             return False
-        strikes = self._strikes.get(source)
-        if strikes is None or strikes.window_until_ms <= now_ms:
-            strikes = SourceStrikes(now_ms + self._options.strike_window_ms)
-        self._strikes.add(source, strikes)
-        strikes.count += 1
-        if strikes.count < most or strikes.held_until_ms > now_ms:
-            return False
-        strikes.held_until_ms = now_ms + self._options.hold_off_ms
-        # Errors after the hold count from 0. Until then the window stays open; otherwise the next strike would end the hold.
-        strikes.count = 0
-        strikes.window_until_ms = strikes.held_until_ms
-        return True
+        return self._strikes.strike((source,), now_ms)

@@ -290,7 +290,7 @@ async def test_a_client_whose_will_gets_no_answer_is_told_that_the_server_is_bus
 async def test_being_busy_counts_as_no_error_of_the_source(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Users"))
     struck: list[Any] = []
-    broker.node.gateway._close_log._strike = struck.append
+    broker.node.gateway._close_log._strike = lambda *names: struck.append(names)
     script.users["ann"] = BROKEN
     await (await login(broker, "c", "ann", "x")).ended()
     assert not struck

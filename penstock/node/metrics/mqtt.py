@@ -229,7 +229,7 @@ class MqttProtectionCollector(Collector):
         yield gauge("penstock_mqtt_throttled_now", "Clients that a rate limit pauses now.", len(gateway.throttle))
         yield counter(
             "penstock_mqtt_held_off",
-            "Times that the node began to refuse a source after protocol errors.",
+            "Times that the node began to refuse a client, a user or a source after protocol errors.",
             gateway.traffic.held_off,
         )
         yield gauge(
