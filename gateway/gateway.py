@@ -180,7 +180,9 @@ class Gateway:
         self._make_acks = partial(TracedAcks, self._traces) if self._traces is not None else IncomingAcks
         self.fanouts = Fanouts(store, self.overtime, self._traces)
         self.deliveries = Deliveries(
-            DeliveryContext(store, self.fanouts, self.journal, self.counters, self._traces),
+            DeliveryContext(
+                store, self.fanouts, self.journal, self.counters, self._traces, sends_once=options.overlapping == "once"
+            ),
             retained,
             self.shared,
             self.sys,

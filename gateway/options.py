@@ -508,6 +508,13 @@ class GatewayOptions:
         minimum=KIB,
         maximum=1024 * GIB,
     )
+    overlapping: Literal["each", "once"] = option(
+        "each",
+        "How often a client of MQTT 3.1.1 gets a message that several of its subscriptions match: once for each of them, at "
+        'the QoS of each ("each"), or once in all, at the highest QoS of them ("once"). The version allows both. A client of '
+        'MQTT 5.0 gets it once in any case. Retained messages come once for each new subscription. With "once" such a message '
+        "takes several times the processor time.",
+    )
     shared: Literal["on", "off"] = option(
         "on",
         "Whether clients may use shared subscriptions, `$share/NAME/FILTER`. Each of them is the POP group NAME on "

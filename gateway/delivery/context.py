@@ -25,3 +25,5 @@ class DeliveryContext:
     """The counters of the gateway."""
     traces: MqttTraces | None = None
     """Makes spans of deliveries; None without tracing."""
+    sends_once: bool = False
+    """Whether clients of MQTT 3.1.1, too, get one copy of a message that several subscriptions match (`mqtt.overlapping`)."""

@@ -111,7 +111,7 @@ def drain(subscription: Subscription, others: Collection[Subscription]) -> Drain
         subscription: the one that ends; the session still has it.
         others: the other subscriptions of the session, with those that are draining.
     """
-    if subscription.is_shared or not (subscription.overlaps and subscription.options.is_v5):
+    if subscription.is_shared or not (subscription.overlaps and subscription.combines):
         return None
     cuts: dict[int, int] = {}
     is_behind = subscription.cursor < subscription.end

@@ -264,7 +264,7 @@ def encode_for_client(
 
     For packets of MQTT 5.0 that can't be shared: with topic aliases, with a maximum packet size, of messages that several of
     the client's subscriptions match, and where the client's own messages are excluded. It costs several times as much a message
-    as `encode_batch`. Draining subscriptions use it in MQTT 3.1.1 as well.
+    as `encode_batch`. In MQTT 3.1.1 draining subscriptions use it, and overlapping ones if `mqtt.overlapping` says "once".
 
     Args:
         store: has the messages.

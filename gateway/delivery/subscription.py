@@ -14,7 +14,7 @@ In MQTT 5.0 a subscription also leaves the shared path for packets that are its 
 that may be too large for the client, the client's own messages where it excludes them, and messages that several of its
 subscriptions match. Of those subscriptions the oldest sends the message once, at the highest QoS and with the identifiers of
 all [MQTT-3.3.4-2], [MQTT-3.3.4-4], and the others skip it. A client of MQTT 3.1.1 gets the message once for each subscription,
-as 3.1.1:[MQTT-3.3.5-1] allows.
+as 3.1.1:[MQTT-3.3.5-1] allows, unless `mqtt.overlapping` says "once".
 """
 
 from __future__ import annotations
@@ -205,7 +205,12 @@ class Subscription:
 
     def update_is_own(self) -> None:
         """Decide anew whether packets can be shared, after `overlaps` or the draining subscriptions have changed."""
-        self.is_own = self.options.is_v5 and (self._has_siblings or self.outlet.aliases is not None)
+        self.is_own = self.combines and (self._has_siblings or self.outlet.aliases is not None)
+
+    @property
+    def combines(self) -> bool:
+        """Whether a message that several subscriptions of the client match is sent once for all of them."""
+        return self.options.is_v5 or self.context.sends_once
 
     @property
     def end(self) -> int:
