@@ -113,7 +113,7 @@ def decode(
                 if not packet_id:
                     raise PacketIdMissing(header >> 4)
                 if length == 2:
-                    if runs and header == PUBACK_HEADER and buffer.startswith(PUBACK_BEGIN, stop) and stop + 4 <= end:
+                    if runs and header == PUBACK_HEADER and buffer.startswith(PUBACK_BEGIN, stop) and at + 4 == stop <= end - 4:
                         run, stop = cut_pubacks(buffer, at)
                         add(run)
                     else:

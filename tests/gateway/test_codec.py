@@ -387,6 +387,18 @@ def test_pubacks_in_a_row_are_a_run(side: Side) -> None:
     assert count_packets(decode(stream, LIMIT, side, runs=True)[0]) == 604
 
 
+@pytest.mark.parametrize("kind", [b"\x40", b"\xc0", b"\x30"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_remaining_length_of_more_bytes_than_it_needs_is_no_matter_for_a_run(kind: bytes, place: int) -> None:
+    body = {b"\x40": b"\0\7", b"\xc0": b"", b"\x30": b"\0\1ax"}[kind]
+    packets = [kind + bytes((len(body),)) + body] * 12
+    packets[place] = kind + bytes((len(body) | 0x80, 0)) + body  # MQTT 3.1.1 allows it
+    stream = b"".join(packets)
+    in_runs, used = decode(stream, LIMIT, FROM_CLIENT, runs=True)
+    one_by_one = decode(stream, LIMIT, FROM_CLIENT)
+    assert (count_packets(in_runs), used) == (len(one_by_one[0]), one_by_one[1]) == (12, len(stream))
+
+
 @pytest.mark.parametrize("ids", [[7], [7, 8]])
 @pytest.mark.parametrize("wrong", [b"\x40\x02\0\0", b"\x40\x03\0\1\xff"])
 def test_what_is_wrong_behind_pubacks_in_a_row_is_reported(ids: list[int], wrong: bytes) -> None:
