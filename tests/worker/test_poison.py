@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from taskiq import TaskiqMessage
 
+from penstock.contrib.taskiq import PenstockTasks
+from penstock.pop.core.group import ConsumerGroup
 from penstock.store.properties import Properties
-from tests.pop.wiring import GROUP, Node
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.system.processes import ROOT
 from tests.waiting import until
 
@@ -64,30 +68,77 @@ APPLICATIONS = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 20, 31])
-@pytest.mark.parametrize("fifo", [False, True])
-@pytest.mark.parametrize("application", APPLICATIONS)
-async def test_the_message_that_ends_processes_is_the_only_dead_letter(
-    node: Node, tmp_path: Path, application: str, fifo: bool, place: int
-) -> None:
-    node.create(fifo=fifo, attempts_max=ATTEMPTS_MAX, invisible_ms=INVISIBLE_MS)
-    good = [b"%d" % number for number in range(31)]
-    for body in (*good[:place], b"poison", *good[place:]):
-        node.publish(body, properties=Properties(message_group="one") if fifo else None)
-    script, handled = tmp_path / "application.py", tmp_path / "handled"
-    script.write_text(HANDLE + APPLICATIONS[application])
-    handled.touch()
-    group = node.group()
+FASTSTREAM = """
+from faststream import FastStream
+from penstock.contrib.faststream import PenstockBroker
+
+broker = PenstockBroker(sys.argv[2])
+
+@broker.subscriber("plant/#", group="billing", max_workers={concurrency})
+async def one(message: str | int) -> None:  # JSON is decoded
+    handle(str(message).encode())
+    await asyncio.sleep(0.002)
+
+asyncio.run(FastStream(broker).run())
+"""
+
+TASKIQ = """
+from taskiq.api import run_receiver_task
+from penstock.contrib.taskiq import PenstockTasks
+
+broker = PenstockTasks(sys.argv[2], topic="plant/1/temperature", group="billing")
+
+@broker.task(task_name="handle")
+async def one(body: str) -> None:
+    handle(body.encode())
+    await asyncio.sleep(0.002)
+
+async def main():
+    await broker.startup()
+    await run_receiver_task(broker, max_async_tasks={concurrency})
+
+asyncio.run(main())
+"""
+
+JAVASCRIPT = """
+import {{ appendFileSync }} from "node:fs";
+import {{ Worker }} from "{client}";
+
+const [handled, target] = process.argv.slice(2);
+const worker = new Worker(target);
+worker.consumer("plant/#", {{ group: "billing", decode: "text", concurrency: {concurrency} }}, async (body) => {{
+  if (body === "poison") process.exit(3);
+  appendFileSync(handled, body + "\\n");
+  await new Promise((resolve) => setTimeout(resolve, 2));
+}});
+await worker.run();
+"""
+
+GOOD = [b"%d" % number for number in range(31)]
+
+
+def task_of(body: bytes) -> bytes:
+    """Return the body of the message that asks for a task of `TASKIQ`."""
+    task = TaskiqMessage(task_id=body.decode(), task_name="handle", labels={}, args=[body.decode()], kwargs={})
+    return PenstockTasks().formatter.dumps(task).message
+
+
+async def run_until_one_is_dead(node: Node, group: ConsumerGroup, command: tuple[str, ...], handled: Path) -> None:
+    """Start a process again and again until it has handled all good messages, and the group has a dead letter: the poison."""
     starts = 0
 
+    def done() -> set[bytes]:
+        return set(handled.read_bytes().split()) if handled.exists() else set()
+
     def is_done() -> bool:
-        return len(set(handled.read_bytes().split())) == len(good) and group.dead_letter_count == 1
+        return len(done()) == len(GOOD) and group.dead_letter_count == 1
 
     while not is_done():
         starts += 1
-        assert starts <= ATTEMPTS_MAX + 8, (handled.read_bytes().split(), node.dead_letters.list(GROUP))
-        command = (sys.executable, str(script), str(handled), node.target)
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert starts <= ATTEMPTS_MAX + 8, (done(), node.dead_letters.list(GROUP))
+        process = await asyncio.create_subprocess_exec(
+            *command, str(handled), node.target, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
         ended = asyncio.create_task(process.wait())
         await until(lambda ended=ended: ended.done() or is_done())  # type: ignore[misc]
         if not ended.done():
@@ -96,5 +147,47 @@ async def test_the_message_that_ends_processes_is_the_only_dead_letter(
         await asyncio.sleep(0.05)  # the node sees that its connections have ended
         node.advance(INVISIBLE_MS)
     (letter,) = node.dead_letters.list(GROUP)
-    assert node.store.read(letter.position, letter.size).endswith(b"poison")
+    assert b"poison" in node.store.read(letter.position, letter.size)
     assert letter.attempts == ATTEMPTS_MAX
+
+
+@pytest.mark.parametrize("place", [0, 20, 31])
+@pytest.mark.parametrize("fifo", [False, True])
+@pytest.mark.parametrize("application", APPLICATIONS)
+async def test_the_message_that_ends_processes_is_the_only_dead_letter(
+    node: Node, tmp_path: Path, application: str, fifo: bool, place: int
+) -> None:
+    group = node.create(fifo=fifo, attempts_max=ATTEMPTS_MAX, invisible_ms=INVISIBLE_MS)
+    for body in (*GOOD[:place], b"poison", *GOOD[place:]):
+        node.publish(body, properties=Properties(message_group="one") if fifo else None)
+    script = tmp_path / "application.py"
+    script.write_text(HANDLE + APPLICATIONS[application])
+    await run_until_one_is_dead(node, group, (sys.executable, str(script)), tmp_path / "handled")
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+@pytest.mark.parametrize("framework", ["faststream", "taskiq"])
+async def test_frameworks_are_rid_of_it_as_well(node: Node, tmp_path: Path, framework: str, concurrency: int) -> None:
+    topic_filter = TOPIC if framework == "taskiq" else FILTER
+    group = node.create(topic_filter=topic_filter, attempts_max=ATTEMPTS_MAX, invisible_ms=INVISIBLE_MS)
+    for body in (*GOOD[:20], b"poison", *GOOD[20:]):
+        node.publish(task_of(body) if framework == "taskiq" else body)
+    script = tmp_path / "application.py"
+    application = {"faststream": FASTSTREAM, "taskiq": TASKIQ}[framework]
+    script.write_text(HANDLE + application.format(concurrency=concurrency))
+    await run_until_one_is_dead(node, group, (sys.executable, str(script)), tmp_path / "handled")
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (ROOT / "clients" / "javascript" / "node_modules").is_dir(),
+    reason="needs Node, and the modules of clients/javascript: tests/clients/install node",
+)
+@pytest.mark.parametrize("concurrency", [1, 16])
+async def test_a_worker_in_javascript_is_rid_of_it_as_well(node: Node, tmp_path: Path, concurrency: int) -> None:
+    group = node.create(attempts_max=ATTEMPTS_MAX, invisible_ms=INVISIBLE_MS)
+    for body in (*GOOD[:20], b"poison", *GOOD[20:]):
+        node.publish(body)
+    script = tmp_path / "application.mjs"
+    client = ROOT / "clients" / "javascript" / "src" / "index.js"
+    script.write_text(JAVASCRIPT.format(client=client, concurrency=concurrency))
+    await run_until_one_is_dead(node, group, ("node", str(script)), tmp_path / "handled")
