@@ -16,15 +16,15 @@ LASTS: PropertyValues = {Property.SESSION_EXPIRY_S: 60}
 """Properties of a CONNECT whose session outlives its connection by a minute."""
 
 
-async def resume(broker: Broker, client_id: str, version: int) -> Client:
-    """Resume a session that must exist."""
+async def resume(broker: Broker, client_id: str, version: int, *, is_present: bool = True) -> Client:
+    """Resume a session. `is_present` says what the CONNACK must say of it: no, if the client has to subscribe again."""
     if version == 5:
         client = await broker.connect_5(client_id, flags=0, about=LASTS)
-        assert client.session_present
+        assert client.session_present == is_present
         return client
     old = await broker.dial()
     await old.send(connect(0, client_id.encode(), keep_alive_s=0))
-    assert await old.receive() == (CONNACK, 0, b"\1\0")  # [MQTT-3.2.2-3] 3.1.1:[MQTT-3.2.2-2]
+    assert await old.receive() == (CONNACK, 0, bytes((is_present, 0)))  # [MQTT-3.2.2-3] 3.1.1:[MQTT-3.2.2-2]
     return old
 
 

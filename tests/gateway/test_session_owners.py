@@ -185,7 +185,7 @@ async def test_a_session_is_resumed_without_the_filters_that_are_no_longer_allow
         await publisher.publish(topic, b"meanwhile", 1)
     script.topics["subscribe", "secret/#"] = False
     with structlog.testing.capture_logs() as logs:
-        client = await resume(broker, "c", version)
+        client = await resume(broker, "c", version, is_present=False)
         got = sorted([(await client.message()).topic for _ in range(3)])
     assert got == ["plain", "plain", "secret/open"]
     await publisher.publish("secret/3", b"later", 1)
@@ -196,7 +196,7 @@ async def test_a_session_is_resumed_without_the_filters_that_are_no_longer_allow
     script.topics["subscribe", "secret/#"] = True
     client.reset()
     await until(lambda: broker.away() == ["c"])
-    client = await resume(broker, "c", version)
+    client = await resume(broker, "c", version, is_present=False)
     assert sorted(broker.connection("c").held_filters()) == ["+/open", "plain"], "it has ended, and does not come back"
     assert not broker.connection("c").session.inflight.slots
 
