@@ -6,7 +6,8 @@ all samples to `soak.csv` and a plot of them to `soak.svg`.
 
 Caches and buffers fill first, so only the second half counts. There the trend of a figure is the median of the slopes between
 its samples, which a saw-tooth or a single peak doesn't move. The exit status is 1 if a figure would grow by more than its bound
-within an hour, or if the load could not do its work.
+within as long as the run lasts, or an hour if that is less, or if the load could not do its work. So a short run sees only what
+grows fast: what fills within half an hour looks like growth in a run of ten minutes, and is not.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Bound:
     """How much a figure may grow.
 
     Parameters:
-        share: growth within an hour, as a share of the median of the second half.
-        least: growth within an hour that is never too much, in the unit of the figure.
+        share: growth, as a share of the median of the second half.
+        least: growth that is never too much, in the unit of the figure.
     """
 
     share: float
@@ -164,7 +165,11 @@ def growth_per_hour(points: Sequence[tuple[float, float]]) -> float:
 
 
 def judged(samples: Sequence[Sample]) -> Iterator[tuple[str, float, float, float, bool]]:
-    """Yield name, median, growth in an hour, bound, and whether that is kept, of each figure in the second half."""
+    """Yield name, median, growth, bound, and whether that is kept, of each figure in the second half.
+
+    The growth is that within as long as the samples took, or an hour if that is less.
+    """
+    hours = min(samples[-1]["seconds"] / 3600, 1.0)
     half = samples[len(samples) // 2 :]
     for name, bound in BOUNDS.items():
         points = [(sample["seconds"], sample[name]) for sample in half if name in sample]
@@ -172,7 +177,7 @@ def judged(samples: Sequence[Sample]) -> Iterator[tuple[str, float, float, float
             continue
         middle = median(value for _, value in points)
         most = max(bound.share * middle, bound.least)
-        growth = growth_per_hour(points)
+        growth = growth_per_hour(points) * hours
         yield name, middle, growth, most, growth <= most
 
 
@@ -275,7 +280,7 @@ def told(samples: Sequence[Sample], load: dict[str, dict[str, int]], console: Co
     is_well = True
     for name, middle, growth, most, is_bounded in judged(samples):
         sign = "ok" if is_bounded else "GROWS"
-        console.print(f"{sign:6} {name}: {middle:,.0f}, in an hour {growth:+,.0f} (bound {most:,.0f})", highlight=False)
+        console.print(f"{sign:6} {name}: {middle:,.0f}, growth {growth:+,.0f} (bound {most:,.0f})", highlight=False)
         is_well = is_well and is_bounded
     rounds, failures = load.get("rounds", {}), load.get("failures", {})
     for name in sorted({*rounds, *failures}):

@@ -145,10 +145,10 @@ class SoakLoad:
                 numbers = [self._random.randrange(200) for _ in range(SENT_PER_S // 10)]
                 await client.send_batch(
                     OutgoingMessage(
-                        topic=f"plant/{number % 20}/{('temperature', 'pressure')[number % 2]}",
+                        topic=f"plant/{number % 80}/{('temperature', 'pressure')[number % 2]}",
                         body=b"p" * 150,
                         tag=("reading", "alarm")[number % 10 == 0],
-                        message_group=f"machine-{number % 20}",
+                        message_group=f"machine-{number % 80}",
                         properties={"unit": "C"},
                     )
                     for number in numbers

@@ -28,9 +28,6 @@ SMOKE_SEED = 1
 OVERTIME = 3.0
 """A suite that takes so many times its share, and `GRACE_S` on top, is ended and has failed."""
 GRACE_S = 600.0
-SOAK_MINUTES_MIN = 10.0
-"""Minutes of the soak. In fewer, caches still fill and the first retentions pass, which looks like growth."""
-
 TAIL_LINES = 60
 """Lines that are printed of the output of a suite that failed."""
 
@@ -156,8 +153,7 @@ def _soak(size: Size) -> list[list[str]]:
     """Everything under a small retention, where nothing may grow."""
     if size.is_smoke:
         return [_pytest("-m", "nightly", "tests/test_bench.py", "-k", "soak")]
-    minutes = max(size.seconds / 60, SOAK_MINUTES_MIN)
-    return [[PYTHON, "-m", "bench", "soak", f"--minutes={minutes:.0f}", "--out=.nightly"]]
+    return [[PYTHON, "-m", "bench", "soak", f"--minutes={max(size.seconds / 60, 1):.0f}", "--out=.nightly"]]
 
 
 def _benchmarks(size: Size) -> list[list[str]]:

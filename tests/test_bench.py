@@ -318,7 +318,7 @@ def test_a_figure_that_grows_is_named_and_one_that_is_full_is_not() -> None:
     samples = [
         {
             "seconds": at * 5.0,
-            "rows": 1_000_000.0 + 1_000 * at,
+            "rows": 1_000_000.0 + 1_500 * at,
             "descriptors": 50.0 + at % 3,
             "other_bytes": min(at, 30) * 1e6,
         }
