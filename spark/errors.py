@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ReconcileError(Exception):
-    """Base of the errors of reconciliation and of the data source."""
+    """Base of the errors of reconciliation, of the data source and of the tables."""
 
 
 class JavaMissing(ReconcileError):
@@ -21,3 +21,7 @@ class ReadOptionInvalid(ReconcileError):
 
 class ReportDirInUse(ReconcileError):
     """Raised when a report would replace files that are not an earlier report."""
+
+
+class TablesInvalid(ReconcileError):
+    """Raised when the Parquet tables of a log can't be used or continued: the message says why, and what to do."""

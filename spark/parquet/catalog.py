@@ -1,0 +1,163 @@
+"""The files of the tables: what is there, and whether it is what the log has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.spark import segments
+from penstock.spark.errors import TablesInvalid
+from penstock.spark.parquet.files import DIRECTORY, SUFFIX
+from penstock.spark.parquet.rows import message_records
+from penstock.spark.parquet.schema import DELIVERIES, ENDS, MESSAGES, TABLES
+from penstock.spark.parquet.state import WriterState, load_state
+from penstock.spark.parquet.writer import BASE_KEY, STOP_KEY, sealed_segments
+from penstock.spark.records import HANDING, SETTLING, Array, Records, handed_out, settled
+from penstock.spark.segments import LogSegment
+
+
+class ParquetFile(NamedTuple):
+    """A file of a table."""
+
+    table: str
+    path: Path
+    base: int
+    stop: int
+    """Range of the log that its rows are from."""
+    rows: int
+    size: int
+    """Bytes of the file."""
+
+
+class TableSize(NamedTuple):
+    """The extent of a table."""
+
+    table: str
+    files: int
+    rows: int
+    size: int
+    start: int
+    stop: int
+    """Range of the log from the first file to the last one."""
+
+
+class TablesCheck(NamedTuple):
+    """What a verification has found."""
+
+    problems: list[str]
+    """A sentence for each thing that is wrong."""
+    compared: int
+    """Number of segments of the log that were compared."""
+    unwritten: list[LogSegment]
+    """Sealed segments that are not in the tables yet."""
+
+
+def table_files(data_dir: Path) -> dict[str, list[ParquetFile]]:
+    """Return the files of each table, by position, as their footers describe them.
+
+    Raises:
+        TablesInvalid: a file is damaged, or not one of these tables.
+    """
+    return {table.name: sorted(_files(data_dir / DIRECTORY, table.name), key=lambda each: each.base) for table in TABLES}
+
+
+def _files(directory: Path, table: str) -> Iterator[ParquetFile]:
+    for path in (directory / table).rglob(f"*{SUFFIX}"):
+        try:
+            footer = pq.read_metadata(path)
+            described = footer.metadata or {}
+            base, stop = int(described[BASE_KEY]), int(described[STOP_KEY])
+        except (pa.ArrowInvalid, OSError, KeyError, ValueError) as error:
+            raise TablesInvalid(f"{path} is damaged, or no file of these tables ({error}). Move it away.") from error
+        yield ParquetFile(table, path, base, stop, footer.num_rows, path.stat().st_size)
+
+
+def table_sizes(data_dir: Path) -> list[TableSize]:
+    """Return the extent of each table that has files. Raises TablesInvalid as `table_files` does."""
+    return [
+        TableSize(
+            name,
+            len(files),
+            sum(each.rows for each in files),
+            sum(each.size for each in files),
+            files[0].base,
+            files[-1].stop,
+        )
+        for name, files in table_files(data_dir).items()
+        if files
+    ]
+
+
+def verify_tables(data_dir: Path) -> TablesCheck:
+    """Compare the tables with each other, and with the segments that the log still has.
+
+    Every row of `messages`, `deliveries` and `ends` must have its record, and every record its row.
+
+    Raises:
+        TablesInvalid: a file, or the state of the tables, is damaged.
+        LogMissing: there is no log, or retention has removed a segment during the read.
+        LogCorrupt, RecordCorrupt: the log is damaged.
+    """
+    state = load_state(data_dir / DIRECTORY)
+    files = table_files(data_dir)
+    problems = [problem for name, each in files.items() for problem in _gaps(name, each, state)]
+    by_base = {name: {each.base: each for each in listed} for name, listed in files.items()}
+    compared, unwritten = 0, []
+    for segment in sealed_segments(data_dir):
+        if segment.base >= state.position:
+            unwritten.append(segment)
+            continue
+        compared += 1
+        of_segment = {name: by_base[name][segment.base].path for name in by_base if segment.base in by_base[name]}
+        problems += _differences(segment, of_segment)
+    return TablesCheck(problems, compared, unwritten)
+
+
+def _gaps(table: str, files: list[ParquetFile], state: WriterState) -> Iterator[str]:
+    """Yield a sentence for each covered range that no file of a table has."""
+    written = [each for each in files if each.stop <= state.position]
+    edges = [*((each.base, each.stop) for each in written)]
+    for start, stop in state.covered.tolist():
+        within = [(base, end) for base, end in edges if start <= base < stop]
+        for (_, before), (after, _) in pairwise([(start, start), *within, (stop, stop)]):
+            if before < after:
+                yield f"{table} has no file for the positions from {before} to {after}."
+
+
+def _differences(segment: LogSegment, files: dict[str, Path]) -> Iterator[str]:
+    """Yield a sentence for each table that has other rows than a segment."""
+    expected = _keys_of(segment)
+    for name, column in ((MESSAGES.name, "position"), (DELIVERIES.name, "key"), (ENDS.name, "key")):
+        if name not in files:
+            continue  # `_gaps` has said so
+        rows = pq.ParquetFile(files[name])
+        if name == MESSAGES.name:
+            table = rows.read(columns=[column, "copied_at"])
+            # A copy has a row unless the tables have its first place, which the log need not have any more.
+            found = np.sort(table.filter(table["copied_at"].is_null())[column].to_numpy())
+        else:
+            found = np.sort(rows.read(columns=[column])[column].to_numpy())
+        if not np.array_equal(found, expected[name]):
+            yield (
+                f"{files[name]} has {len(found)} rows of {name} for the positions from {segment.base} to {segment.stop}, and "
+                f"the log has {len(expected[name])}: {len(np.setdiff1d(expected[name], found))} are missing, and "
+                f"{len(np.setdiff1d(found, expected[name]))} are not in the log."
+            )
+
+
+def _keys_of(segment: LogSegment) -> dict[str, Array]:
+    """Return what identifies the rows of a segment, sorted, by table."""
+    keys: dict[str, list[Any]] = {MESSAGES.name: [], DELIVERIES.name: [], ENDS.name: []}
+    for block in segments.blocks(segment.path, segment.base, segment.base, segment.stop):
+        records = Records.of(block)
+        messages, _, _ = message_records(records)
+        keys[MESSAGES.name].append(messages.position)
+        keys[DELIVERIES.name].append(handed_out(records.of_kind(*HANDING))["key"])
+        keys[ENDS.name].append(settled(records.of_kind(*SETTLING))["key"])
+    return {name: np.sort(np.concatenate(parts)) for name, parts in keys.items()}

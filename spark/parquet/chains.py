@@ -1,0 +1,137 @@
+"""Chains of stages: a change of invisible time ends a stage of a delivery and begins the next one under a new key."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.spark.parquet.schema import Cause
+from penstock.spark.records import CONTINUED, GIVEN_BACK, NACKED, POPPED, WAITING, Array
+from penstock.store.record import Kind
+
+UNKNOWN = -1
+"""Stands for a time, a position, a stage or an attempt that is not known."""
+
+STAGE_DTYPE = np.dtype(
+    [
+        ("key", "<i8"),
+        ("delivery_id", "<i8"),
+        ("position", "<i8"),
+        ("at_ms", "<i8"),
+        ("popped_ms", "<i8"),
+        ("deadline_ms", "<i8"),
+        ("message_position", "<i8"),
+        ("attempt", "<i4"),
+        ("stage", "i1"),
+    ]
+)
+"""A stage that has not ended: what the rows of its end need."""
+
+FAR = np.iinfo(np.int64).max
+
+CAUSES = list(Cause)
+"""A cause is an index into this list while it is in an array."""
+
+_OF_EVENT = {
+    int(Kind.POP_ACK): Cause.ACKED,
+    int(Kind.POP_INVISIBLE_CHANGED): Cause.EXTENDED,
+    NACKED: Cause.NACKED,
+    GIVEN_BACK: Cause.SUSPENDED,
+    int(Kind.POP_REVIVED): Cause.UNRECORDED,
+    int(Kind.POP_DEAD_LETTER): Cause.DEAD_LETTERED,
+    int(Kind.GROUP_OFFSET_RESET): Cause.RESET,
+    int(Kind.GROUP_DELETED): Cause.DELETED,
+}
+
+
+class ClockMove(NamedTuple):
+    """A step of the node's clock (`store.clocksteps`). It moves deadlines that were set from `begin_ms` to `end_ms`."""
+
+    position: int
+    begin_ms: int
+    end_ms: int
+    step_ms: int
+
+
+class Chains(NamedTuple):
+    """The stages of a segment with what is known of their deliveries."""
+
+    begun: Array
+    """Of `STAGE_DTYPE`, one per stage that begins in the segment, in the order of the arguments."""
+    ended: Array
+    """Of `STAGE_DTYPE`, one per end: the stage that ended. Fields that are not known are `UNKNOWN`."""
+    open: Array
+    """Of `STAGE_DTYPE`: the stages that are open after the segment, by key."""
+
+
+def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array], moves: list[ClockMove]) -> Chains:
+    """Resolve the chains of a segment.
+
+    Args:
+        open_before: the stages that were open before the segment, of `STAGE_DTYPE`, by key.
+        begun: the columns of `records.handed_out`, and `parent`: the key that the stage continues, or `UNKNOWN`. By key.
+        ended: the columns of `records.settled`, by position.
+        moves: in the order of the log.
+    """
+    fresh = np.empty(len(begun["key"]), STAGE_DTYPE)
+    for name in ("key", "position", "at_ms", "deadline_ms", "message_position", "attempt"):
+        fresh[name] = begun["pop_ms" if name == "at_ms" else name]
+    fresh["stage"] = begun["via"]
+    is_popped = begun["via"] == POPPED
+    fresh["delivery_id"] = np.where(is_popped, begun["key"], begun["parent"])
+    fresh["popped_ms"] = np.where(is_popped, begun["pop_ms"], UNKNOWN)
+    known = np.concatenate([open_before, fresh])
+    parents, has_parent = find(known["key"], begun["parent"])
+    first = np.arange(len(known))
+    own = np.arange(len(open_before), len(known))
+    first[own[has_parent]] = parents[has_parent]
+    while not np.array_equal(further := first[first], first):
+        first = further
+    known["delivery_id"], known["popped_ms"] = known["delivery_id"][first], known["popped_ms"][first]
+
+    at, is_known = find(known["key"], ended["key"])
+    ends_at = np.full(len(known), FAR)
+    np.minimum.at(ends_at, at[is_known], ended["position"][is_known])
+    for move in moves:
+        is_set_before = (known["at_ms"] >= move.begin_ms) & (known["at_ms"] <= move.end_ms) & (known["key"] < move.position)
+        is_moved = is_set_before & (known["deadline_ms"] > move.end_ms) & (ends_at > move.position)
+        known["deadline_ms"][is_moved] += move.step_ms
+
+    over = np.full(len(ended["key"]), UNKNOWN, STAGE_DTYPE)
+    over["key"] = over["delivery_id"] = ended["key"]
+    over[is_known] = known[at[is_known]]
+    return Chains(known[len(open_before) :], over, known[ends_at == FAR])
+
+
+def find(keys: Array, wanted: Array) -> tuple[Array, Array]:
+    """Return the index of each wanted key among the sorted `keys`, and whether it is there."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return at, keys[at] == wanted
+
+
+def causes(over: Array, ended: dict[str, Array], is_uncounted: Array, may_have_expired: Array) -> Array:
+    """Return the cause of each end, as an index into `CAUSES`.
+
+    Args:
+        over: the stages that ended, of `STAGE_DTYPE`.
+        ended: the columns of `records.settled`.
+        is_uncounted: whether the record of a revival says that the attempt does not count.
+        may_have_expired: whether an acknowledgement may be that of the node for an expired message.
+    """
+    found = np.empty(len(over), np.int8)
+    for event, cause in _OF_EVENT.items():
+        found[ended["event"] == event] = CAUSES.index(cause)
+    is_revived = (ended["event"] == int(Kind.POP_REVIVED)) & (over["stage"] != UNKNOWN)
+    is_wait = over["stage"] == WAITING
+    is_early = is_uncounted & (ended["at_ms"] < over["deadline_ms"])
+    found[is_revived] = CAUSES.index(Cause.TIMED_OUT)
+    found[is_revived & is_early] = CAUSES.index(Cause.RETURNED)
+    found[is_revived & is_wait] = CAUSES.index(Cause.WAITED)
+    found[(ended["event"] == int(Kind.POP_ACK)) & may_have_expired] = CAUSES.index(Cause.UNRECORDED)
+    return found
+
+
+assert (POPPED, CONTINUED, WAITING) == (0, 1, 2)

@@ -1,0 +1,95 @@
+"""The files of the tables: names, and writing them so that each is complete or absent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import IO
+
+from penstock.spark.errors import TablesInvalid
+
+DIRECTORY = "tables"
+"""Folder of the tables in a data directory."""
+
+SUFFIX = ".parquet"
+UNFINISHED = ".tmp"
+LOCK = "lock"
+
+
+def table_path(directory: Path, table: str, base: int, first_ms: int) -> Path:
+    """Return the path of the file of a table and a segment. The date is that of the segment's first record."""
+    date = datetime.fromtimestamp(first_ms / 1000, UTC).date()
+    return directory / table / f"date={date.isoformat()}" / f"{base:020d}{SUFFIX}"
+
+
+class TableFiles:
+    """What the writer does to files. Tests let each operation fail, to see what a kill leaves."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory if it does not exist, with all above it, and make the new names durable."""
+        if not path.is_dir():
+            self.make_directory(path.parent)
+            path.mkdir(exist_ok=True)
+            self.sync_directory(path.parent)
+
+    def create(self, path: Path) -> IO[bytes]:
+        """Create a file, or empty it. Like the log, it has bodies of messages, so only its owner may read it."""
+        return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+    def sync(self, file: IO[bytes]) -> None:
+        """Make the content of a file durable."""
+        file.flush()
+        os.fsync(file.fileno())
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename a file. One of the new name is replaced."""
+        old.rename(new)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+        path.unlink()
+
+
+@contextmanager
+def replacing(files: TableFiles, path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file under another name, which gets its own name at the end if the caller has written it without an error."""
+    files.make_directory(path.parent)
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+    with files.create(unfinished) as file:
+        yield file
+        files.sync(file)
+    files.rename(unfinished, path)
+    files.sync_directory(path.parent)
+
+
+def remove_unfinished(files: TableFiles, directory: Path) -> None:
+    """Delete what a writer that was killed has left."""
+    for path in sorted(directory.rglob(f".*{UNFINISHED}")):
+        files.remove(path)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other writers of the tables away.
+
+    Raises:
+        TablesInvalid: another process writes the tables.
+    """
+    with (directory / LOCK).open("wb") as file:
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            raise TablesInvalid(f"Another process is writing {directory}. Wait until it has ended.") from None
+        yield

@@ -1,0 +1,224 @@
+"""The tables: their columns, and what each of them holds. The writer, the reference page and the tests use this definition.
+
+No column has a reserved word of SQL as its name, so that no query needs quotes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ColumnType(StrEnum):
+    """The types of columns, by their names in SQL."""
+
+    BIGINT = "bigint"
+    INT = "int"
+    BOOLEAN = "boolean"
+    STRING = "string"
+    STRINGS = "array<string>"
+    BINARY = "binary"
+    TIMESTAMP = "timestamp"
+
+
+class Stage(StrEnum):
+    """How a row of `deliveries` began."""
+
+    POPPED = "popped"
+    EXTENDED = "extended"
+    WAITING = "waiting"
+
+
+class Cause(StrEnum):
+    """Why a stage of a delivery ended."""
+
+    ACKED = "acked"
+    NACKED = "nacked"
+    SUSPENDED = "suspended"
+    EXTENDED = "extended"
+    TIMED_OUT = "timed_out"
+    RETURNED = "returned"
+    WAITED = "waited"
+    DEAD_LETTERED = "dead_lettered"
+    RESET = "reset"
+    DELETED = "deleted"
+    UNRECORDED = "unrecorded"
+
+
+CAUSES = {
+    Cause.ACKED: "a consumer acknowledged the message",
+    Cause.NACKED: "its consumer returned the message as a failed attempt; a stage `waiting` begins",
+    Cause.SUSPENDED: "its consumer returned the message without counting the attempt; a stage `waiting` begins",
+    Cause.EXTENDED: "its consumer changed the invisible time and goes on; a stage `extended` begins",
+    Cause.TIMED_OUT: "the deadline passed, and the message came back",
+    Cause.RETURNED: "the node returned the message before the deadline, because its consumer had gone or could not take it",
+    Cause.WAITED: "the wait of a message that was nacked or suspended was over, and the message came back",
+    Cause.DEAD_LETTERED: "the message became a dead letter",
+    Cause.RESET: "an operator reset the offset of the group",
+    Cause.DELETED: "the group was deleted, by an operator or because its last subscription ended: the log does not say which",
+    Cause.UNRECORDED: "the log does not say it. An acknowledgement right after its pop may be the node's, for a message that "
+    "had expired. A message that came back had timed out, waited or been returned, but the beginning of its delivery is "
+    "unknown",
+}
+
+
+class DamageCause(StrEnum):
+    """Why records are missing."""
+
+    DAMAGED = "damaged"
+    DROPPED = "dropped"
+
+
+class ParquetColumn(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    type: ColumnType
+    doc: str
+    is_nullable: bool = False
+
+
+class ParquetTable(NamedTuple):
+    """A table, which is a folder of files."""
+
+    name: str
+    doc: str
+    columns: tuple[ParquetColumn, ...]
+
+
+_POSITION = ParquetColumn("position", ColumnType.BIGINT, "Position of the record in the log.")
+_AT_MS = ParquetColumn("at_ms", ColumnType.BIGINT, "Store time of the record, in ms since 1970 UTC.")
+_TIME = ParquetColumn("time", ColumnType.TIMESTAMP, "The same time as a timestamp in UTC.")
+_GROUP_ID = ParquetColumn("group_id", ColumnType.BIGINT, "Id of the consumer group.")
+_GROUP_NAME = ParquetColumn("group_name", ColumnType.STRING, "Name of the consumer group.")
+
+MESSAGES = ParquetTable(
+    "messages",
+    "One row per message. A message that retention has copied forward has the row of its first place, or one of its copy if "
+    "the tables don't have that place.",
+    (
+        _POSITION._replace(doc="Position of the message, which is its id."),
+        _AT_MS._replace(doc="When the message was stored, in ms since 1970 UTC."),
+        _TIME,
+        ParquetColumn("topic", ColumnType.STRING, "Topic."),
+        ParquetColumn("qos", ColumnType.INT, "QoS of the publisher."),
+        ParquetColumn("flags", ColumnType.INT, "All flags of the record (`store.record.Flag`)."),
+        ParquetColumn("retain", ColumnType.BOOLEAN, "Whether the message was published with the flag RETAIN."),
+        ParquetColumn("delayed", ColumnType.BOOLEAN, "Whether the message was to be delivered at a later time."),
+        ParquetColumn(
+            "recalled",
+            ColumnType.BOOLEAN,
+            "Whether a delayed message was recalled or replaced. Null if the segment of the message does not say it.",
+            is_nullable=True,
+        ),
+        ParquetColumn("half", ColumnType.BOOLEAN, "Whether the message was stored as a half of a transaction."),
+        ParquetColumn(
+            "rolled_back",
+            ColumnType.BOOLEAN,
+            "Whether the transaction was rolled back. Null if the segment of the message does not say it.",
+            is_nullable=True,
+        ),
+        ParquetColumn(
+            "copied_at", ColumnType.BIGINT, "Position of the copy that the row was read from, if any.", is_nullable=True
+        ),
+        ParquetColumn("tag", ColumnType.STRING, "Tag.", is_nullable=True),
+        ParquetColumn("keys", ColumnType.STRINGS, "Business keys.", is_nullable=True),
+        ParquetColumn("message_group", ColumnType.STRING, "Message group.", is_nullable=True),
+        ParquetColumn("content_type", ColumnType.STRING, "Content type.", is_nullable=True),
+        ParquetColumn("deliver_at_ms", ColumnType.BIGINT, "Time of delivery of a delayed message.", is_nullable=True),
+        ParquetColumn("expires_at_ms", ColumnType.BIGINT, "When the message expires.", is_nullable=True),
+        ParquetColumn("user_names", ColumnType.STRINGS, "Names of the user properties, in their order.", is_nullable=True),
+        ParquetColumn("user_values", ColumnType.STRINGS, "Values of the user properties.", is_nullable=True),
+        ParquetColumn("body", ColumnType.BINARY, "Body."),
+    ),
+)
+
+DELIVERIES = ParquetTable(
+    "deliveries",
+    "One row per stage of a delivery. The log begins a new key when a consumer extends, nacks or suspends a delivery; all "
+    "stages of a delivery have one `delivery_id`. Count the rows whose stage is `popped` to count deliveries.",
+    (
+        ParquetColumn(
+            "delivery_id", ColumnType.BIGINT, "Key of the delivery's first stage, or the earliest key of it that is known."
+        ),
+        ParquetColumn("key", ColumnType.BIGINT, "Key of this stage: position of its record plus the index in it."),
+        ParquetColumn("stage", ColumnType.STRING, "`popped`, `extended` (its consumer goes on) or `waiting` (nobody has it)."),
+        _POSITION,
+        _AT_MS._replace(doc="When the stage began, in ms since 1970 UTC."),
+        _TIME,
+        ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline, as it was when the stage began."),
+        ParquetColumn("return_ms", ColumnType.BIGINT, "Time by which the message is back: the deadline plus the back-off."),
+        _GROUP_ID,
+        _GROUP_NAME,
+        ParquetColumn("message_position", ColumnType.BIGINT, "Position of the message."),
+        ParquetColumn("message_bytes", ColumnType.INT, "Size of the record of the message."),
+        ParquetColumn("queue_offset", ColumnType.BIGINT, "Offset of the message in the queue that it came from."),
+        ParquetColumn("retried", ColumnType.BOOLEAN, "Whether that was the retry queue of the group."),
+        ParquetColumn("attempt", ColumnType.INT, "Number of the attempt, from 1."),
+    ),
+)
+
+ENDS = ParquetTable(
+    "ends",
+    "One row per stage of a delivery that ended. A delivery without an end of its last stage is open.",
+    (
+        ParquetColumn("delivery_id", ColumnType.BIGINT, "As in `deliveries`."),
+        ParquetColumn("key", ColumnType.BIGINT, "Key of the stage that ended."),
+        _POSITION._replace(doc="Position of the record that ended the stage."),
+        _AT_MS._replace(doc="When the stage ended, in ms since 1970 UTC."),
+        _TIME,
+        ParquetColumn("cause", ColumnType.STRING, "Why it ended; see below."),
+        ParquetColumn(
+            "counted",
+            ColumnType.BOOLEAN,
+            "Whether the attempt counts. Null for causes that return no message, and for `waited` and `unrecorded`.",
+            is_nullable=True,
+        ),
+        ParquetColumn("reason", ColumnType.STRING, "Why the message is a dead letter, as the node says.", is_nullable=True),
+        ParquetColumn("stage", ColumnType.STRING, "Stage that ended. Null if its beginning is unknown.", is_nullable=True),
+        ParquetColumn("popped_ms", ColumnType.BIGINT, "When the delivery was popped, if known.", is_nullable=True),
+        ParquetColumn(
+            "deadline_ms",
+            ColumnType.BIGINT,
+            "Deadline in force at the end: a step of the node's clock may have moved it. Null if the beginning is unknown.",
+            is_nullable=True,
+        ),
+        _GROUP_ID,
+        _GROUP_NAME,
+        ParquetColumn("message_position", ColumnType.BIGINT, "Position of the message, if known.", is_nullable=True),
+        ParquetColumn("attempt", ColumnType.INT, "Number of the attempt, if known.", is_nullable=True),
+    ),
+)
+
+DAMAGES = ParquetTable(
+    "damages",
+    "One row per range of the log whose records are missing.",
+    (
+        _POSITION._replace(doc="Position of the first missing byte."),
+        ParquetColumn("until_position", ColumnType.BIGINT, "Position after the last one."),
+        _AT_MS._replace(doc="Store time of the record in its place, or of the first one after it, in ms since 1970 UTC."),
+        _TIME,
+        ParquetColumn(
+            "cause",
+            ColumnType.STRING,
+            "`damaged`: `penstock repair` set the range aside. `dropped`: retention deleted it before it was in the tables.",
+        ),
+    ),
+)
+
+SETTINGS = ParquetTable(
+    "settings",
+    "One row per record that creates a consumer group, or changes its settings.",
+    (
+        _POSITION,
+        _AT_MS,
+        _TIME,
+        _GROUP_ID,
+        _GROUP_NAME,
+        ParquetColumn("topic_filter", ColumnType.STRING, "Filter of a group that is created.", is_nullable=True),
+        ParquetColumn("attempts_max", ColumnType.INT, "Null if the group has the node's option.", is_nullable=True),
+        ParquetColumn("settings", ColumnType.STRING, "All settings that are not at their defaults, as JSON."),
+    ),
+)
+
+TABLES = (MESSAGES, DELIVERIES, ENDS, DAMAGES, SETTINGS)

@@ -1,0 +1,326 @@
+"""Writes sealed segments as tables, in order, a file per table and segment.
+
+The files of a segment come first and the state after them. A writer that was killed in between writes the same files again from
+the state before, so no segment is missing and none is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.spark import segments
+from penstock.spark.errors import TablesInvalid
+from penstock.spark.parquet import chains
+from penstock.spark.parquet.chains import CAUSES, UNKNOWN
+from penstock.spark.parquet.files import DIRECTORY, TableFiles, locked, remove_unfinished, replacing, table_path
+from penstock.spark.parquet.properties import PropertyColumns
+from penstock.spark.parquet.rows import MessageRows, SegmentRows, read_segment, replaced
+from penstock.spark.parquet.schema import (
+    DAMAGES,
+    DELIVERIES,
+    ENDS,
+    MESSAGES,
+    SETTINGS,
+    TABLES,
+    Cause,
+    ColumnType,
+    DamageCause,
+    ParquetTable,
+    Stage,
+)
+from penstock.spark.parquet.state import WriterState, extended, is_within, load_state, save_state
+from penstock.spark.records import POPPED, Array
+from penstock.spark.segments import LogSegment
+from penstock.store.record import HEADER_DTYPE, Flag
+from penstock.store.syncmark import SyncMark
+
+ARROW_TYPES = {
+    ColumnType.BIGINT: pa.int64(),
+    ColumnType.INT: pa.int32(),
+    ColumnType.BOOLEAN: pa.bool_(),
+    ColumnType.STRING: pa.string(),
+    ColumnType.STRINGS: pa.list_(pa.string()),
+    ColumnType.BINARY: pa.binary(),
+    ColumnType.TIMESTAMP: pa.timestamp("ms", "UTC"),
+}
+
+BASE_KEY, STOP_KEY = b"penstock.base", b"penstock.stop"
+"""Keys of a file's metadata: the range of the log that its rows are from."""
+
+_STAGES = pa.array([Stage.POPPED, Stage.EXTENDED, Stage.WAITING], pa.string())
+_CAUSES = pa.array(CAUSES, pa.string())
+_COUNTED = [CAUSES.index(cause) for cause in (Cause.NACKED, Cause.TIMED_OUT, Cause.DEAD_LETTERED)]
+_UNCOUNTED = [CAUSES.index(cause) for cause in (Cause.SUSPENDED, Cause.RETURNED)]
+
+
+class WrittenSegment(NamedTuple):
+    """A segment that the tables have now."""
+
+    base: int
+    stop: int
+    rows: dict[str, int]
+    """Number of rows, by table."""
+
+
+def sealed_segments(data_dir: Path) -> list[LogSegment]:
+    """Return the segments of a log that are complete and durable, in order.
+
+    Raises:
+        LogMissing: the directory holds no log.
+        LogCorrupt: bytes are missing between two segments.
+    """
+    mark = SyncMark(data_dir).read()
+    sealed = segments.survey_until(data_dir, np.iinfo(np.int64).max)[:-1]
+    return [each for each in sealed if mark is None or each.stop <= mark.position]
+
+
+def backfill(data_dir: Path, files: TableFiles | None = None) -> Iterator[WrittenSegment]:
+    """Write all sealed segments that the tables don't have; yield each when its files are durable.
+
+    It holds the rows of one segment in memory.
+
+    Raises:
+        TablesInvalid: the tables are damaged or of another log, or another process writes them.
+        LogMissing: there is no log, or retention has removed a segment during the read.
+        LogCorrupt, RecordCorrupt: the log is damaged.
+        OSError: a file can't be written. Run again; what is complete stays.
+    """
+    files = files or TableFiles()
+    pending = sealed_segments(data_dir)
+    directory = data_dir / DIRECTORY
+    files.make_directory(directory)
+    with locked(directory):
+        remove_unfinished(files, directory)
+        state = load_state(directory)
+        _check(directory, state, pending)
+        for segment in pending:
+            if segment.base >= state.position:
+                state, rows = _write(files, directory, state, segment)
+                yield WrittenSegment(segment.base, segment.stop, rows)
+
+
+def _check(directory: Path, state: WriterState, sealed: list[LogSegment]) -> None:
+    """Refuse a log that the tables are not of."""
+    edges = {edge for each in sealed for edge in (each.base, each.stop)}
+    is_before = bool(sealed) and state.position < sealed[0].base  # retention was faster
+    if not (state.position == UNKNOWN or is_before or state.position in edges):
+        raise TablesInvalid(
+            f"{directory} has the log up to position {state.position}, where no sealed segment of this log ends: the tables "
+            f"are of another log, or of one that has lost its end since. Move them away, and run again."
+        )
+
+
+def _write(files: TableFiles, directory: Path, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, int]]:
+    rows = read_segment(segment, state.anchor if state.position == segment.base else UNKNOWN)
+    after, tables = _tables(rows, state, segment)
+    first_ms = segments.first_ms(segment) or 0
+    for table in TABLES:
+        with replacing(files, table_path(directory, table.name, segment.base, first_ms)) as file:
+            _write_parquet(file, table, tables[table.name], segment)
+    save_state(files, directory, after)
+    return after, {name: len(written) for name, written in tables.items()}
+
+
+def _write_parquet(file: Any, table: ParquetTable, rows: Any, segment: LogSegment) -> None:
+    """Write a table of a segment with one row group."""
+    dictionaries = [column.name for column in table.columns if column.type is ColumnType.STRING]
+    dictionaries += [f"{column.name}.list.element" for column in table.columns if column.type is ColumnType.STRINGS]
+    numbers = (ColumnType.BIGINT, ColumnType.INT, ColumnType.TIMESTAMP)
+    pq.write_table(
+        rows.replace_schema_metadata({BASE_KEY: str(segment.base), STOP_KEY: str(segment.stop)}),
+        file,
+        row_group_size=max(len(rows), 1),
+        compression="zstd",
+        use_dictionary=dictionaries,
+        column_encoding={column.name: "DELTA_BINARY_PACKED" for column in table.columns if column.type in numbers},
+        write_statistics=[column.name for column in table.columns if column.type is not ColumnType.BINARY],
+    )
+
+
+def _tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, Any]]:
+    """Return the tables of a segment, and the state after it."""
+    first_ms = segments.first_ms(segment) or 0
+    messages = [_unseen(each, state, segment) for each in rows.messages]
+    begun = _joined(rows.begun)
+    ended = _joined(rows.ended)
+    resolved = chains.chained(state.open, begun, ended, rows.moves)
+    expires = _expiring(messages)
+    covered = extended(state.covered, segment.base, segment.stop)
+    damages = [{**each, "cause": DamageCause.DAMAGED} for each in rows.damages]
+    reached = max(state.position, 0)
+    if reached < segment.base:
+        gap = {"position": reached, "until_position": segment.base, "at_ms": first_ms, "cause": DamageCause.DROPPED}
+        damages.insert(0, gap)
+    copied = [each.position[each.copied_at != UNKNOWN] for each in messages]
+    after = WriterState(
+        segment.stop,
+        rows.anchor,
+        covered,
+        extended(state.expiring, segment.base, segment.stop) if len(expires) else state.expiring,
+        np.unique(np.concatenate([state.copied, *copied])),
+        resolved.open,
+    )
+    may_have_expired = _may_have_expired(resolved.ended, ended, expires, after, segment)
+    causes = chains.causes(resolved.ended, ended, ended["is_uncounted"].astype(bool), may_have_expired)
+    return after, {
+        MESSAGES.name: _table(MESSAGES, _message_columns(messages, rows)),
+        DELIVERIES.name: _table(DELIVERIES, _delivery_columns(begun, resolved.begun, _texts(rows.begun_names))),
+        ENDS.name: _table(ENDS, _end_columns(ended, resolved.ended, causes, rows)),
+        DAMAGES.name: _listed(DAMAGES, damages),
+        SETTINGS.name: _listed(SETTINGS, rows.settings),
+    }
+
+
+def _unseen(messages: MessageRows, state: WriterState, segment: LogSegment) -> MessageRows:
+    """Return the messages without the copies of those that the tables have."""
+    is_copy = messages.copied_at != UNKNOWN
+    if not is_copy.any():
+        return messages
+    is_known = state.covers(messages.position) | np.isin(messages.position, state.copied)
+    is_known |= (messages.position >= segment.base) & (messages.position < segment.stop)
+    return messages.where(~(is_copy & is_known))
+
+
+def _expiring(messages: list[MessageRows]) -> Array:
+    """Return the messages that expire, as pairs of position and time, by position."""
+    found = [_NO_PAIRS]
+    for each in messages:
+        expires = each.properties.expires_at_ms
+        has_some = expires.is_valid().to_numpy(zero_copy_only=False)
+        times = expires.drop_null().to_numpy(zero_copy_only=False)
+        found.append(np.column_stack([each.position[has_some], times]).astype(np.int64))
+    pairs = np.concatenate(found)
+    return pairs[np.argsort(pairs[:, 0])]
+
+
+_NO_PAIRS = np.empty((0, 2), np.int64)
+
+
+def _may_have_expired(over: Array, ended: dict[str, Array], expires: Array, after: WriterState, segment: LogSegment) -> Array:
+    """Return which acknowledgements may be the node's, for messages that had expired before a consumer saw them.
+
+    The node appends those right after the checkpoint, and the log does not tell them from others. They are out of the question
+    if something else is in between, or if the message is known not to have expired.
+    """
+    message = over["message_position"]
+    is_next = (over["stage"] == POPPED) & (over["position"] == ended["anchor"])
+    is_clear = after.covers(message) & ~is_within(after.expiring, message)
+    is_here = (message >= segment.base) & (message < segment.stop)
+    at, expires_here = chains.find(expires[:, 0], message)
+    expires_here[expires_here] = expires[at[expires_here], 1] <= ended["at_ms"][expires_here]
+    return np.asarray(is_next & ~is_clear & (expires_here | ~is_here))
+
+
+def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
+    """Return the columns of all blocks."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _table(table: ParquetTable, columns: dict[str, Any]) -> Any:
+    """Return an Arrow table. Columns are arrays of numpy or of Arrow; `time` is made from `at_ms`."""
+    columns["time"] = columns["at_ms"]
+    fields = [pa.field(each.name, ARROW_TYPES[each.type], each.is_nullable) for each in table.columns]
+    arrays = [_cast(columns[each.name], each.type) for each in fields]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _cast(values: Any, to: Any) -> Any:
+    array = pa.array(values) if isinstance(values, np.ndarray) else values
+    return array if array.type == to else array.cast(to)
+
+
+def _listed(table: ParquetTable, rows: list[dict[str, Any]]) -> Any:
+    """Return an Arrow table of a few rows."""
+    names = [column.name for column in table.columns if column.name != "time"]
+    types = {column.name: ARROW_TYPES[column.type] for column in table.columns}
+    return _table(table, {name: pa.array([row[name] for row in rows], types[name]) for name in names})
+
+
+def _texts(parts: list[Any]) -> Any:
+    return pa.chunked_array(parts, pa.string())
+
+
+def _known(values: Array) -> Any:
+    """Return an array in which what is `UNKNOWN` is null."""
+    return pa.array(values, mask=values == UNKNOWN)
+
+
+def _stages(stages: Array) -> Any:
+    return _STAGES.take(_known(stages))
+
+
+def _message_columns(messages: list[MessageRows], rows: SegmentRows) -> dict[str, Any]:
+    header = np.concatenate([np.empty(0, HEADER_DTYPE), *(each.header for each in messages)])
+    flags = header["flags"]
+    position = np.concatenate([np.empty(0, np.int64), *(each.position for each in messages)])
+    copied_at = np.concatenate([np.empty(0, np.int64), *(each.copied_at for each in messages)])
+    discarded = np.concatenate([np.empty(0, np.int64), *rows.discarded, *map(replaced, messages)])
+    routed = np.concatenate([np.empty(0, np.int64), *rows.routed])
+    is_delayed, is_half = (flags & Flag.DELAYED) != 0, (flags & Flag.HALF) != 0
+    is_discarded, is_routed = np.isin(position, discarded), np.isin(position, routed)
+
+    def fate(is_kind: Array) -> Any:
+        """Return whether messages of a kind were discarded, null where the segment does not say it."""
+        return pa.array(is_discarded & is_kind, mask=is_kind & ~is_discarded & ~is_routed)
+
+    def chunked(name: str, kind: ColumnType) -> Any:
+        return pa.chunked_array([getattr(each.properties, name) for each in messages], ARROW_TYPES[kind])
+
+    properties = [column for column in MESSAGES.columns if column.name in PropertyColumns._fields]
+    return {
+        "position": position,
+        "at_ms": header["store_ms"],
+        "topic": _texts([each.topic for each in messages]),
+        "qos": (flags & Flag.QOS_MASK).astype(np.int32),
+        "flags": flags.astype(np.int32),
+        "retain": (flags & Flag.RETAIN) != 0,
+        "delayed": is_delayed,
+        "recalled": fate(is_delayed & ~is_half),
+        "half": is_half,
+        "rolled_back": fate(is_half),
+        "copied_at": _known(copied_at),
+        **{column.name: chunked(column.name, column.type) for column in properties},
+        "body": pa.chunked_array([each.body for each in messages], pa.binary()),
+    }
+
+
+def _delivery_columns(begun: dict[str, Array], stages: Array, names: Any) -> dict[str, Any]:
+    return {
+        **begun,
+        "delivery_id": stages["delivery_id"],
+        "stage": _stages(stages["stage"]),
+        "at_ms": begun["pop_ms"],
+        "group_name": names,
+        "retried": begun["source"] != 0,
+    }
+
+
+def _end_columns(ended: dict[str, Array], over: Array, causes: Array, rows: SegmentRows) -> dict[str, Any]:
+    is_counted = np.isin(causes, _COUNTED)
+    is_uncounted = np.isin(causes, _UNCOUNTED)
+    is_timed_out = causes == CAUSES.index(Cause.TIMED_OUT)
+    return {
+        "delivery_id": over["delivery_id"],
+        "key": ended["key"],
+        "position": ended["position"],
+        "at_ms": ended["at_ms"],
+        "cause": _CAUSES.take(pa.array(causes)),
+        "counted": pa.array(is_counted & ~(is_timed_out & ended["is_uncounted"]), mask=~(is_counted | is_uncounted)),
+        "reason": _texts(rows.reasons),
+        "stage": _stages(over["stage"]),
+        "popped_ms": _known(over["popped_ms"]),
+        "deadline_ms": _known(over["deadline_ms"]),
+        "group_id": ended["group_id"],
+        "group_name": _texts(rows.ended_names),
+        "message_position": _known(over["message_position"]),
+        "attempt": _known(over["attempt"]),
+    }
