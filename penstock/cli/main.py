@@ -25,6 +25,7 @@ from penstock.cli.commands import (
     repair,
     schedules,
     serve,
+    tables,
     timers,
     top,
     user,
@@ -34,6 +35,7 @@ from penstock.cli.commands.arguments import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_
 from penstock.cluster.errors import ClusterError
 from penstock.node.errors import AdminUnavailable, ConfigError, ControlRefused, DescriptorsTooFew, NodeNotRunning
 from penstock.pop.errors import PopError
+from penstock.spark.errors import ReconcileError
 from penstock.store.errors import StoreError
 from penstock.store.options import OptionInvalid
 from penstock.store.printable import printable
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Another command, such as `head`, has read enough. What the interpreter flushes at its end goes nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except (StoreError, PopError, WorkerError, ClusterError, *NODE_ERRORS, OSError, ValueError) as error:
+    except (StoreError, PopError, WorkerError, ClusterError, ReconcileError, *NODE_ERRORS, OSError, ValueError) as error:
         print(printable(f"penstock {options.command}: {_text_of(error)}", keep="\n"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED
     except KeyboardInterrupt:
@@ -98,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
         schedules,
         timers,
         reconcile,
+        tables,
         inspect,
         repair,
         backup,

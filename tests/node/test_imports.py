@@ -36,6 +36,7 @@ COMMANDS = (
     "group",
     "dlq",
     "reconcile",
+    "tables",
     "inspect",
     "repair",
     "clock",

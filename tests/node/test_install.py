@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.install import install_hint
 from tests.system.processes import ROOT
 from tests.waiting import PROCESS_S
@@ -35,6 +36,14 @@ def test_no_other_module_says_how_to_install_penstock() -> None:
     assert found == []
 
 
+def test_the_tables_without_their_extra_show_the_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["tables", "backfill", "--data-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"penstock tables: pyarrow is not installed: {install_hint('tables')}\n"
+
+
 @pytest.mark.parametrize("command", ["reconcile", pytest.param("demo", marks=pytest.mark.nightly)])
 def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_path: Path) -> None:
     ended = subprocess.run(
@@ -54,4 +63,6 @@ def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_pa
 
 def test_each_hinted_extra_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {"spark", "rocketmq", "fuzz", "plugins", "otel", "pydantic", "sqlalchemy"} <= project["optional-dependencies"].keys()
+    assert {"spark", "tables", "rocketmq", "fuzz", "plugins", "otel", "pydantic", "sqlalchemy"} <= project[
+        "optional-dependencies"
+    ].keys()
