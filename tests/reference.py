@@ -1,4 +1,4 @@
-"""The reference pages of the documentation, generated from the code: options, commands and metrics.
+"""The reference pages of the documentation, generated from the code: options, commands, metrics and tables.
 
 `python -m tests.reference` writes them to docs/reference/, `python -m tests.reference --check` names those that are stale.
 """
@@ -24,6 +24,7 @@ from penstock.node.config import SECTIONS, Config
 from penstock.node.document import toml_of
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions
+from penstock.spark.parquet.schema import CAUSES, TABLES
 from penstock.store.options import HostPort, bounds_of, describe_allowed
 from penstock.tracing.options import TracingOptions
 
@@ -223,9 +224,30 @@ def _labels(family: Metric) -> tuple[str, ...]:
     return tuple(getattr(family, "_labelnames", ()))
 
 
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def tables_page() -> str:
+    """Return the page of the Parquet tables, with their columns."""
+    parts = [
+        NOTE,
+        "# Tables",
+        "`penstock tables backfill` writes these tables. The [guide](../guides/tables.md) shows how to read them. Each of them "
+        "has the partition column `date` besides, the day in UTC on which its segment begins.",
+    ]
+    for table in TABLES:
+        rows = [
+            (f"`{column.name}`", f"`{column.type}`", "yes" if column.is_nullable else "no", column.doc)
+            for column in table.columns
+        ]
+        parts += [f"## {table.name}", table.doc, _table(("Column", "Type", "Null", "Meaning"), rows)]
+    causes = [(f"`{cause}`", f"{meaning}.") for cause, meaning in CAUSES.items()]
+    return "\n\n".join([*parts, "## Causes", _table(("Cause in `ends`", "Meaning"), causes)]) + "\n"
+
+
 # --- pages ------------------------------------------------------------------------------------------------------------
 
-PAGES = {"options.md": options_page, "commands.md": commands_page, "metrics.md": metrics_page}
+PAGES = {"options.md": options_page, "commands.md": commands_page, "metrics.md": metrics_page, "tables.md": tables_page}
 """What makes each page, by file name."""
 
 

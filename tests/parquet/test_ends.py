@@ -1,0 +1,262 @@
+"""Tables of a real log, with every kind of end, are what the test has done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the tables need the extra `tables`")
+
+import pyarrow.dataset
+
+from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.checkpoint import delivery_id
+from penstock.spark.parquet.catalog import verify_tables
+from penstock.spark.parquet.schema import CAUSES, TABLES, Cause
+from penstock.spark.parquet.writer import backfill
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag, Kind
+from penstock.timer.delayed import Recalled
+from tests.parquet.sealing import FILLER_TOPIC, STORE, seal
+from tests.pop.wiring import TOPIC, Parts
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path / "data", store=STORE)
+    yield made
+    made.close()
+
+
+def tables_of(parts: Parts) -> dict[str, list[Row]]:
+    """Seal the log, write the tables, and return their rows."""
+    seal(parts)
+    parts.close()
+    list(backfill(parts.data_dir))
+    found = verify_tables(parts.data_dir)
+    assert (found.problems, found.unwritten) == ([], [])
+    return read_tables(parts.data_dir)
+
+
+def read_tables(data_dir: Path) -> dict[str, list[Row]]:
+    return {
+        table.name: pyarrow.dataset.dataset(data_dir / "tables" / table.name).to_table().sort_by("position").to_pylist()
+        for table in TABLES
+    }
+
+
+def stories(tables: dict[str, list[Row]], group: str) -> dict[int, list[tuple[Any, ...]]]:
+    """Return the stages of each delivery of a group: stage, cause of its end (None if it is open) and whether that counted."""
+    ends = {row["key"]: row for row in tables["ends"] if row["group_name"] == group}
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for row in tables["deliveries"]:
+        if row["group_name"] == group:
+            end = ends.pop(row["key"], {**row, "cause": None, "counted": None})
+            assert (end["delivery_id"], end["stage"]) == (row["delivery_id"], row["stage"])
+            found.setdefault(row["delivery_id"], []).append((row["stage"], end["cause"], end["counted"]))
+    assert ends == {}
+    return found
+
+
+def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
+    groups = ("acks", "nacks", "suspends", "extends", "times out", "loses", "is left", "dead", "forwards", "resets", "deletes")
+    for name in groups:
+        parts.create(name, attempts_max=1 if name == "dead" else 3)
+    parts.publish(b"1", b"2")
+
+    def pop(group: str) -> list[str]:
+        handles = [each.handle for each in parts.pop(2, 10_000, group=group)]
+        parts.publish(b"in between", topic=FILLER_TOPIC)
+        return handles
+
+    for handle in pop("acks"):
+        parts.ack(handle, group="acks")
+    first, second = pop("nacks")
+    parts.change(first, 2_000, nack=True, group="nacks")
+    parts.ack(second, group="nacks")
+    first, _ = pop("suspends")
+    parts.change(first, 2_000, suspend=True, group="suspends")
+    first, second = pop("extends")
+    _, first = parts.change(first, 20_000, group="extends")
+    _, first = parts.change(first, 30_000, group="extends")
+    parts.ack(second, group="extends")
+    parts.pop(1, 10_000, group="times out")
+    pop("loses")
+    left = parts.core.pop(parts.group("is left"), 2, 10_000)
+    assert left is not None
+    parts.core.settle(Kind.POP_REVIVED, [delivery_id(left.checkpoint.position, 1)])  # as when an MQTT client goes
+    parts.pop(1, 10_000, group="dead")
+    forwarded, _ = pop("forwards")
+    parts.core.dead_letter("forwards", [forwarded])
+    pop("resets")
+    parts.admin.reset("resets", "", ResetTo("latest"))
+    pop("deletes")
+    parts.admin.delete("deletes")
+    seal(parts)
+    parts.advance(9_000)
+    seal(parts)
+    parts.advance(1_000)
+    parts.ack(first, group="extends")
+    tables = tables_of(parts)
+
+    def of(group: str) -> list[list[tuple[Any, ...]]]:
+        return sorted(stories(tables, group).values(), key=str)
+
+    alone, together = [("popped", "timed_out", True)], [("popped", "timed_out", False)]  # see `pop.core.suspicion`
+    assert of("acks") == [[("popped", "acked", None)]] * 2
+    assert of("nacks") == [[("popped", "acked", None)], [("popped", "nacked", True), ("waiting", "waited", None)]]
+    assert of("suspends") == [[("popped", "suspended", False), ("waiting", "waited", None)], alone]
+    extended = [("popped", "extended", None), ("extended", "extended", None), ("extended", "acked", None)]
+    assert of("extends") == [[("popped", "acked", None)], extended]
+    assert of("times out") == [alone]
+    assert of("loses") == [together] * 2
+    assert of("is left") == [[("popped", "returned", False)], alone]
+    assert of("dead") == [[("popped", "dead_lettered", True)]]
+    assert of("forwards") == [[("popped", "dead_lettered", True)], alone]
+    assert of("resets") == [[("popped", "reset", None)]] * 2
+    assert of("deletes") == [[("popped", "deleted", None)]] * 2
+    reasons = {row["group_name"]: row["reason"] for row in tables["ends"] if row["reason"] is not None}
+    assert reasons == {"dead": "attempts_exhausted", "forwards": "forwarded"}
+    assert {row["cause"] for row in tables["ends"]} == set(CAUSES) - {Cause.UNRECORDED}
+    assert [row["attempts_max"] for row in tables["settings"]] == [1 if name == "dead" else 3 for name in groups]
+    assert {row["topic_filter"] for row in tables["settings"]} == {"plant/#"}
+
+
+def test_an_end_tells_the_pop_the_deadline_and_the_message(parts: Parts) -> None:
+    parts.create()
+    (message,) = parts.publish(b"1")
+    popped_ms = parts.clock.now_ms()
+    (popped,) = parts.pop(1, 10_000)
+    seal(parts)
+    parts.advance(3_000)
+    _, extended = parts.change(popped.handle, 50_000)
+    seal(parts)
+    parts.advance(1_000)
+    parts.ack(extended)
+    first, last = tables_of(parts)["ends"]
+    assert {row["popped_ms"] for row in (first, last)} == {popped_ms}
+    assert {row["message_position"] for row in (first, last)} == {message}
+    assert (first["deadline_ms"], last["deadline_ms"]) == (popped_ms + 10_000, popped_ms + 53_000)
+    assert (first["at_ms"], last["at_ms"]) == (popped_ms + 3_000, popped_ms + 4_000)
+
+
+@pytest.mark.parametrize("is_sealed_between", [False, True])
+def test_an_acknowledgement_that_may_be_an_expiry_is_unrecorded(parts: Parts, is_sealed_between: bool) -> None:
+    """The node acknowledges what has expired, right after the pop. A consumer that is as fast leaves the same record."""
+    for name in ("lives", "expires", "far"):
+        parts.create(name, topic_filter=f"{name}/#")
+    expires_at_ms = parts.clock.now_ms() + 1_000
+    parts.publish(b"1", topic="lives/1")
+    parts.publish(b"2", topic="expires/1", properties=Properties(expires_at_ms=expires_at_ms))
+    parts.publish(b"3", topic="far/1", properties=Properties(expires_at_ms=expires_at_ms + 3_600_000))
+    if is_sealed_between:
+        seal(parts)
+    parts.advance(2_000)
+    for name in ("lives", "far"):
+        (popped,) = parts.pop(group=name, topic_filter=f"{name}/#")
+        parts.ack(popped.handle, group=name)
+    assert parts.pop(group="expires", topic_filter="expires/#") == []
+    causes = {row["group_name"]: row["cause"] for row in tables_of(parts)["ends"]}
+    # The writer keeps which segments have messages that expire, and not which messages these are.
+    clear = "unrecorded" if is_sealed_between else "acked"
+    assert causes == {"lives": clear, "expires": "unrecorded", "far": clear}
+
+
+def test_without_messages_that_expire_each_acknowledgement_is_one(parts: Parts) -> None:
+    parts.create()
+    parts.publish(b"1")
+    seal(parts)
+    (popped,) = parts.pop()
+    parts.ack(popped.handle)
+    assert [row["cause"] for row in tables_of(parts)["ends"]] == ["acked"]
+
+
+def test_a_message_has_what_its_publisher_gave_it(parts: Parts) -> None:
+    now_ms = parts.clock.now_ms()
+    described = Properties(
+        user=[("unit", "°C"), ("unit", "K"), ("", "")],
+        tag="red",
+        message_group="press 1",
+        content_type="text/plain",
+        expires_at_ms=now_ms + 5,
+        keys=["a", "b"],
+        correlation_data=b"\x00",
+    )
+    plain, full = parts.publish(b"\x00\xff")[0], parts.publish(b"2", properties=described)[0]
+    fillers = seal(parts)
+    parts.publish(b"unsealed")
+    parts.close()
+    list(backfill(parts.data_dir))
+    rows = read_tables(parts.data_dir)["messages"]
+    assert len(rows) in (fillers + 1, fillers + 2)  # the last one may be in the next segment
+    by_position = {row["position"]: row for row in rows}
+    absent = dict.fromkeys(
+        ("tag", "keys", "message_group", "content_type", "deliver_at_ms", "expires_at_ms", "user_names", "user_values")
+    )
+    of_both = {
+        "at_ms": now_ms,
+        "topic": TOPIC,
+        "qos": 1,
+        "flags": 1,
+        "retain": False,
+        "delayed": False,
+        "recalled": False,
+        "half": False,
+        "rolled_back": False,
+        "copied_at": None,
+    }
+    for position, expected in (
+        (plain, {**absent, "body": b"\x00\xff"}),
+        (
+            full,
+            {
+                **absent,
+                "tag": "red",
+                "message_group": "press 1",
+                "content_type": "text/plain",
+                "expires_at_ms": now_ms + 5,
+                "keys": ["a", "b"],
+                "user_names": ["unit", "unit", ""],
+                "user_values": ["°C", "K", ""],
+                "body": b"2",
+            },
+        ),
+    ):
+        row = by_position[position]
+        assert round(row.pop("time").timestamp() * 1000) == now_ms
+        assert row == {"position": position, **of_both, **expected}
+
+
+def test_recalled_and_rolled_back_messages_are_marked_where_the_segment_says_so(parts: Parts) -> None:
+    route = parts.store.router.route(TOPIC.encode())
+
+    def delayed(delay_ms: int, **more: Any) -> tuple[int, int]:
+        due_ms = parts.clock.now_ms() + delay_ms
+        properties = encode_properties(Properties(deliver_at_ms=due_ms, **more))
+        position = parts.store.append_message(route, b"", properties, 1 | Flag.DELAYED)
+        parts.store.commit()
+        return position, due_ms
+
+    def half() -> int:
+        position = parts.store.append_message(route, b"", encode_properties(Properties(producer="p")), 1 | Flag.HALF)
+        parts.store.commit()
+        return position
+
+    recalled, fired, pending = delayed(60_000), delayed(10), delayed(60_000)
+    kept, thrown, unsaid = half(), half(), half()
+    assert parts.delayed.recall(*recalled) is Recalled.CANCELLED
+    parts.transactions.end(kept, commit=True)
+    parts.transactions.end(thrown, commit=False)
+    parts.advance(1_000)
+    seal(parts)
+    assert parts.delayed.recall(*pending) is Recalled.CANCELLED  # the table of the segment before can't say it
+    rows = {row["position"]: row for row in tables_of(parts)["messages"]}
+    assert [rows[position]["recalled"] for position, _ in (recalled, fired, pending)] == [True, False, None]
+    assert [rows[position]["rolled_back"] for position in (kept, thrown, unsaid)] == [False, True, None]
+    assert [rows[position]["half"] for position in (kept, recalled[0])] == [True, False]
+    assert [rows[position]["delayed"] for position in (kept, recalled[0])] == [False, True]
