@@ -23,7 +23,7 @@ STAGE_DTYPE = np.dtype(
         ("deadline_ms", "<i8"),
         ("message_position", "<i8"),
         ("attempt", "<i4"),
-        ("stage", "i1"),
+        ("stage", "<i4"),
     ]
 )
 """A stage that has not ended: what the rows of its end need."""
@@ -86,9 +86,10 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
     first = np.arange(len(known))
     own = np.arange(len(open_before), len(known))
     first[own[has_parent]] = parents[has_parent]
-    while not np.array_equal(further := first[first], first):
-        first = further
-    known["delivery_id"], known["popped_ms"] = known["delivery_id"][first], known["popped_ms"][first]
+    if has_parent.any():  # most segments of most logs have no changes
+        while not np.array_equal(further := first[first], first):
+            first = further
+        known["delivery_id"], known["popped_ms"] = known["delivery_id"][first], known["popped_ms"][first]
 
     at, is_known = find(known["key"], ended["key"])
     ends_at = np.full(len(known), FAR)
@@ -98,9 +99,11 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
         is_moved = is_set_before & (known["deadline_ms"] > move.end_ms) & (ends_at > move.position)
         known["deadline_ms"][is_moved] += move.step_ms
 
-    over = np.full(len(ended["key"]), UNKNOWN, STAGE_DTYPE)
-    over["key"] = over["delivery_id"] = ended["key"]
-    over[is_known] = known[at[is_known]]
+    over = np.take(known, at) if len(known) else np.empty(len(at), STAGE_DTYPE)
+    if not is_known.all():
+        unknown = np.full(np.count_nonzero(~is_known), UNKNOWN, STAGE_DTYPE)
+        unknown["key"] = unknown["delivery_id"] = ended["key"][~is_known]
+        over[~is_known] = unknown
     return Chains(known[len(open_before) :], over, known[ends_at == FAR])
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.spark import segments
-from penstock.spark.errors import TablesInvalid
+from penstock.spark.errors import LogMissing, TablesInvalid
 from penstock.spark.parquet import chains
 from penstock.spark.parquet.chains import CAUSES, UNKNOWN
 from penstock.spark.parquet.files import DIRECTORY, TableFiles, locked, remove_unfinished, replacing, table_path
@@ -55,7 +55,7 @@ BASE_KEY, STOP_KEY = b"penstock.base", b"penstock.stop"
 
 _STAGES = pa.array([Stage.POPPED, Stage.EXTENDED, Stage.WAITING], pa.string())
 _CAUSES = pa.array(CAUSES, pa.string())
-_COUNTED = [CAUSES.index(cause) for cause in (Cause.NACKED, Cause.TIMED_OUT, Cause.DEAD_LETTERED)]
+_COUNTED = [CAUSES.index(cause) for cause in (Cause.NACKED, Cause.TIMED_OUT)]
 _UNCOUNTED = [CAUSES.index(cause) for cause in (Cause.SUSPENDED, Cause.RETURNED)]
 
 
@@ -75,9 +75,17 @@ def sealed_segments(data_dir: Path) -> list[LogSegment]:
         LogMissing: the directory holds no log.
         LogCorrupt: bytes are missing between two segments.
     """
+    return _segments(data_dir)[0]
+
+
+def _segments(data_dir: Path) -> tuple[list[LogSegment], list[int]]:
+    """Return the sealed segments, and the positions at which segments begin, sealed or not."""
+    if not (data_dir / segments.DIRECTORY).is_dir():
+        raise LogMissing(f"{data_dir} holds no CommitLog. Name the data directory of a node.")
     mark = SyncMark(data_dir).read()
-    sealed = segments.survey_until(data_dir, np.iinfo(np.int64).max)[:-1]
-    return [each for each in sealed if mark is None or each.stop <= mark.position]
+    every = segments.survey_until(data_dir, chains.FAR)
+    sealed = [each for each in every[:-1] if mark is None or each.stop <= mark.position]
+    return sealed, [each.base for each in every]
 
 
 def backfill(data_dir: Path, files: TableFiles | None = None) -> Iterator[WrittenSegment]:
@@ -92,27 +100,26 @@ def backfill(data_dir: Path, files: TableFiles | None = None) -> Iterator[Writte
         OSError: a file can't be written. Run again; what is complete stays.
     """
     files = files or TableFiles()
-    pending = sealed_segments(data_dir)
+    sealed, bases = _segments(data_dir)
     directory = data_dir / DIRECTORY
     files.make_directory(directory)
     with locked(directory):
         remove_unfinished(files, directory)
         state = load_state(directory)
-        _check(directory, state, pending)
-        for segment in pending:
+        _check(directory, state, bases)
+        for segment in sealed:
             if segment.base >= state.position:
                 state, rows = _write(files, directory, state, segment)
                 yield WrittenSegment(segment.base, segment.stop, rows)
 
 
-def _check(directory: Path, state: WriterState, sealed: list[LogSegment]) -> None:
-    """Refuse a log that the tables are not of."""
-    edges = {edge for each in sealed for edge in (each.base, each.stop)}
-    is_before = bool(sealed) and state.position < sealed[0].base  # retention was faster
-    if not (state.position == UNKNOWN or is_before or state.position in edges):
+def _check(directory: Path, state: WriterState, bases: list[int]) -> None:
+    """Refuse a log that the tables are not of. `bases` are the positions at which its segments begin."""
+    is_before = state.position < bases[0]  # there are no tables yet, or retention was faster
+    if not (is_before or state.position in bases):
         raise TablesInvalid(
-            f"{directory} has the log up to position {state.position}, where no sealed segment of this log ends: the tables "
-            f"are of another log, or of one that has lost its end since. Move them away, and run again."
+            f"{directory} has the log up to position {state.position}, where no segment of this log begins: the tables are of "
+            f"another log, or of one that has lost its end since. Move them away, and run again."
         )
 
 
@@ -218,8 +225,8 @@ def _may_have_expired(over: Array, ended: dict[str, Array], expires: Array, afte
 
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
-    """Return the columns of all blocks."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """Return the columns of all blocks, and free those of each block: a segment has many rows."""
+    return {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.spark.parquet.writer import backfill
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag, Kind
 from penstock.timer.delayed import Recalled
+from tests.depth import DEPTH
 from tests.parquet.sealing import FILLER_TOPIC, STORE, seal
 from tests.pop.wiring import TOPIC, Parts
 
@@ -116,8 +118,8 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     assert of("times out") == [alone]
     assert of("loses") == [together] * 2
     assert of("is left") == [[("popped", "returned", False)], alone]
-    assert of("dead") == [[("popped", "dead_lettered", True)]]
-    assert of("forwards") == [[("popped", "dead_lettered", True)], alone]
+    assert of("dead") == [[("popped", "dead_lettered", None)]]
+    assert of("forwards") == [[("popped", "dead_lettered", None)], alone]
     assert of("resets") == [[("popped", "reset", None)]] * 2
     assert of("deletes") == [[("popped", "deleted", None)]] * 2
     reasons = {row["group_name"]: row["reason"] for row in tables["ends"] if row["reason"] is not None}
@@ -125,6 +127,54 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     assert {row["cause"] for row in tables["ends"]} == set(CAUSES) - {Cause.UNRECORDED}
     assert [row["attempts_max"] for row in tables["settings"]] == [1 if name == "dead" else 3 for name in groups]
     assert {row["topic_filter"] for row in tables["settings"]} == {"plant/#"}
+
+
+@pytest.mark.parametrize("seed", range(2 * DEPTH))
+def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> None:
+    rng = random.Random(seed)
+    names = ("billing", "alarms")
+    for name in names:
+        parts.create(name, attempts_max=2, backoff=(1_000,))
+    handles: list[tuple[str, str]] = []
+    popped = 0
+    for _ in range(200):
+        name = rng.choice(names)
+        action = rng.randrange(8)
+        if action < 2:
+            parts.publish(*[b"x"] * rng.randrange(1, 5))
+        elif action < 4:
+            batch = parts.pop(rng.randrange(1, 6), rng.choice((2_000, 60_000)), group=name)
+            popped += len(batch)
+            handles += [(name, each.handle) for each in batch]
+        elif action < 7 and handles:
+            owner, handle = handles.pop(rng.randrange(len(handles)))
+            if action == 4:
+                parts.ack(handle, group=owner)
+            elif action == 5:
+                handles.append((owner, parts.change(handle, 20_000, group=owner)[1]))
+            else:
+                parts.change(handle, rng.choice((0, 5_000)), nack=rng.random() < 0.5, suspend=rng.random() < 0.3, group=owner)
+        elif rng.random() < 0.2:
+            seal(parts)
+        else:
+            parts.advance(rng.randrange(1, 3_000))
+    open_in_node = {
+        checkpoint.position + index: (checkpoint.deadline_ms, checkpoint.entry(index).position)
+        for checkpoint in parts.core.checkpoints.values()
+        for index in checkpoint.open_indexes()
+    }
+    tables = tables_of(parts)
+    assert open_in_node
+    ended = {row["key"] for row in tables["ends"]}
+    assert len(ended) == len(tables["ends"])
+    left = {row["key"]: row for row in tables["deliveries"] if row["key"] not in ended}
+    assert {key: (row["deadline_ms"], row["message_position"]) for key, row in left.items()} == open_in_node
+    assert len([row for row in tables["deliveries"] if row["stage"] == "popped"]) == popped
+    assert {row["delivery_id"] for row in tables["deliveries"]} == {
+        row["key"] for row in tables["deliveries"] if row["stage"] == "popped"
+    }
+    assert {row["delivery_id"] for row in tables["ends"]} <= {row["delivery_id"] for row in tables["deliveries"]}
+    assert not [row for row in tables["ends"] if row["stage"] is None]
 
 
 def test_an_end_tells_the_pop_the_deadline_and_the_message(parts: Parts) -> None:

@@ -227,6 +227,16 @@ def test_retention_that_was_faster_than_the_writer_leaves_a_gap_that_is_told(tmp
     assert verify_tables(tmp_path).problems == []
 
 
+def test_retention_may_leave_only_the_segment_that_is_not_sealed(tmp_path: Path) -> None:
+    log_of_chains().save(tmp_path)
+    list(backfill(tmp_path))
+    *sealed, _ = sorted((tmp_path / "commitlog").iterdir())
+    for path in sealed:
+        path.unlink()
+    assert list(backfill(tmp_path)) == []
+    assert verify_tables(tmp_path) == ([], 0, [])
+
+
 def test_properties_that_the_node_does_not_write_cost_one_message_its_columns(tmp_path: Path) -> None:
     log = LogWriter()
     known = encode_properties(Properties(tag="red", user=[("a", "b\n")]))
@@ -300,7 +310,7 @@ def test_tables_of_another_log_are_not_continued(tmp_path: Path) -> None:
     other.message("a/1")
     other.roll()
     other.save(tmp_path)
-    with pytest.raises(TablesInvalid, match="where no sealed segment"):
+    with pytest.raises(TablesInvalid, match="where no segment of this log begins"):
         list(backfill(tmp_path))
 
 
