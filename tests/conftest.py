@@ -59,6 +59,7 @@ SLOW = (
     "tests/contrib/",
     "tests/simulation/test_simulation.py",
     "tests/cluster/test_replicasim.py",
+    "tests/parquet/test_writer.py",
     "tests/spark/",
     "tests/system/",
     "tests/gateway/test_access",
