@@ -15,6 +15,7 @@ from penstock.node.controladdress import SOCKET
 from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop import relayed
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
+from penstock.spark.parquet.files import DIRECTORY as TABLES
 from penstock.store import ballast, commitlog, index, placing, snapshot, syncmark, timekeeping
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Files, read_file, replace_file
@@ -44,9 +45,11 @@ KNOWN = frozenset(
         RESTORING,
         SECRET,
         SOCKET,
+        TABLES,
     )
 )
-"""Names that a node uses in its data directory, also with `.new` after them while such a file is being replaced."""
+"""Names that a node or `penstock tables` uses in the data directory. Those of a node also have `.new` after them while such a
+file is being replaced."""
 
 NEW_HANDLES = (
     "all handles that are out become void: consumers get open deliveries again after their invisible time, delayed messages "

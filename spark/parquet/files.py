@@ -30,15 +30,18 @@ class TableFiles:
     """What the writer does to files. Tests let each operation fail, to see what a kill leaves."""
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory if it does not exist, with all above it, and make the new names durable."""
+        """Create a directory if it does not exist, with all above it, and make the new names durable.
+
+        Like the log, the tables have bodies of messages, so only their owner may read directories and files.
+        """
         if not path.is_dir():
             self.make_directory(path.parent)
-            path.mkdir(exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
             self.sync_directory(path.parent)
 
     def create(self, path: Path) -> IO[bytes]:
-        """Create a file, or empty it. Like the log, it has bodies of messages, so only its owner may read it."""
-        return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        """Create a file, or empty it."""
+        return open(path, "wb", opener=_open_private)
 
     def sync(self, file: IO[bytes]) -> None:
         """Make the content of a file durable."""
@@ -60,6 +63,10 @@ class TableFiles:
     def remove(self, path: Path) -> None:
         """Delete a file."""
         path.unlink()
+
+
+def _open_private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 @contextmanager
@@ -87,7 +94,7 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         TablesInvalid: another process writes the tables.
     """
-    with (directory / LOCK).open("wb") as file:
+    with open(directory / LOCK, "wb", opener=_open_private) as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:

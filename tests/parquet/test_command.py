@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="the tables need the extra `tables`")
 
 from penstock.cli.main import main
+from penstock.node.datafiles import check_files
 from penstock.spark.parquet.schema import TABLES
 from tests.parquet.sealing import STORE, seal
 from tests.pop.wiring import TOPIC, Parts
@@ -61,6 +63,14 @@ def test_a_verification_that_finds_something_fails(directory: Path, capsys: pyte
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], found["segments_compared"], found["segments_unwritten"]) == (False, 2, 0)
     assert re.fullmatch(r"ends has no file for the positions from \d+ to \d+\.", found["problems"][0])
+
+
+def test_only_the_owner_can_read_the_tables_and_a_repair_knows_them(directory: Path) -> None:
+    assert main(["tables", "backfill"]) == 0
+    data_dir = directory / "penstock-data"
+    paths = [data_dir / "tables", *(data_dir / "tables").rglob("*")]
+    assert {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in paths} == {(True, 0o700), (False, 0o600)}
+    assert [problem.file for problem in check_files(data_dir) if problem.file == "tables"] == []
 
 
 @pytest.mark.parametrize("action", ["backfill", "verify"])
