@@ -74,14 +74,15 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
         ended: the columns of `records.settled`, by position.
         moves: in the order of the log.
     """
-    fresh = np.empty(len(begun["key"]), STAGE_DTYPE)
+    known = np.empty(len(open_before) + len(begun["key"]), STAGE_DTYPE)
+    known[: len(open_before)] = open_before
+    fresh = known[len(open_before) :]
     for name in ("key", "position", "at_ms", "deadline_ms", "message_position", "attempt"):
         fresh[name] = begun["pop_ms" if name == "at_ms" else name]
     fresh["stage"] = begun["via"]
     is_popped = begun["via"] == POPPED
     fresh["delivery_id"] = np.where(is_popped, begun["key"], begun["parent"])
     fresh["popped_ms"] = np.where(is_popped, begun["pop_ms"], UNKNOWN)
-    known = np.concatenate([open_before, fresh])
     parents, has_parent = find(known["key"], begun["parent"])
     first = np.arange(len(known))
     own = np.arange(len(open_before), len(known))
@@ -104,7 +105,7 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
         unknown = np.full(np.count_nonzero(~is_known), UNKNOWN, STAGE_DTYPE)
         unknown["key"] = unknown["delivery_id"] = ended["key"][~is_known]
         over[~is_known] = unknown
-    return Chains(known[len(open_before) :], over, known[ends_at == FAR])
+    return Chains(fresh, over, known[ends_at == FAR])
 
 
 def find(keys: Array, wanted: Array) -> tuple[Array, Array]:
