@@ -160,7 +160,8 @@ DELIVERIES = ParquetTable(
 
 ENDS = ParquetTable(
     "ends",
-    "One row per stage of a delivery that ended. A delivery without an end of its last stage is open.",
+    "One row per stage of a delivery that ended. A delivery without an end of its last stage is open, unless its end was in a "
+    "range of `damages`.",
     (
         ParquetColumn("delivery_id", ColumnType.BIGINT, "As in `deliveries`."),
         ParquetColumn("key", ColumnType.BIGINT, "Key of the stage that ended."),

@@ -153,7 +153,7 @@ def _write_parquet(file: Any, table: ParquetTable, rows: Any, segment: LogSegmen
 def _tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, Any]]:
     """Return the tables of a segment, and the state after it."""
     first_ms = segments.first_ms(segment) or 0
-    messages = [_unseen(each, state, segment) for each in rows.messages]
+    messages = _unseen(rows.messages, state, segment)
     begun = _joined(rows.begun)
     ended = _joined(rows.ended)
     resolved = chains.chained(state.open, begun, ended, rows.moves)
@@ -184,14 +184,20 @@ def _tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple
     }
 
 
-def _unseen(messages: MessageRows, state: WriterState, segment: LogSegment) -> MessageRows:
+def _unseen(messages: list[MessageRows], state: WriterState, segment: LogSegment) -> list[MessageRows]:
     """Return the messages without the copies of those that the tables have."""
-    is_copy = messages.copied_at != UNKNOWN
-    if not is_copy.any():
-        return messages
-    is_known = state.covers(messages.position) | np.isin(messages.position, state.copied)
-    is_known |= (messages.position >= segment.base) & (messages.position < segment.stop)
-    return messages.where(~(is_copy & is_known))
+    covered, copied = extended(state.covered, segment.base, segment.stop), state.copied
+    unseen = []
+    for each in messages:
+        is_copy = each.copied_at != UNKNOWN
+        if is_copy.any():
+            is_first = np.zeros(len(is_copy), bool)
+            is_first[np.unique(each.position, return_index=True)[1]] = True
+            is_known = is_within(covered, each.position) | np.isin(each.position, copied)
+            each = each.where(~is_copy | (is_first & ~is_known))
+            copied = np.union1d(copied, each.position[each.copied_at != UNKNOWN])
+        unseen.append(each)
+    return unseen
 
 
 def _expiring(messages: list[MessageRows]) -> Array:

@@ -183,6 +183,7 @@ def test_a_log_whose_beginning_is_gone_says_so(tmp_path: Path) -> None:
     log = LogWriter(start=5_000, now_ms=1_000)
     old = encode(Kind.MESSAGE, b"a/1", b"kept", store_ms=7, properties=encode_properties(Properties(tag="t")))
     copy = log.add(Kind.COPIED, body=old, fixed=COPY_FIXED.pack(4_000))
+    log.add(Kind.COPIED, body=old, fixed=COPY_FIXED.pack(4_000))
     log.group(1, GROUP, "a/#")
     log.ack(1, GROUP, [(3_000, 1)])
     log.settle(Kind.POP_REVIVED, 1, GROUP, [(3_000, 2)])
