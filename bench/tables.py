@@ -1,4 +1,4 @@
-"""`python -m bench tables`: write the measured figures of README.md anew, from files in bench/figures.
+"""`python -m bench tables`: write the measured figures of README.md and docs/performance.md anew, from files in bench/figures.
 
     python -m bench mqtt --json bench/figures/mqtt.json
     python -m bench tables
@@ -24,7 +24,7 @@ from bench.rows import text_of
 from bench.trees import ROOT
 
 FIGURES = ROOT / "bench" / "figures"
-PAGES = (ROOT / "README.md",)
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 
 _BLOCK = re.compile(r"(<!-- figures: (\w+)(?: ([\w,-]+))? -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
