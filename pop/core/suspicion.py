@@ -18,6 +18,8 @@ records of deliveries (`LEVEL_MASK`), and beside the attempts in the retry queue
 
 from __future__ import annotations
 
+from penstock.store.record import LEVEL_MASK
+
 ALONE = 1
 """The level of a message that is handed out alone."""
 
@@ -37,7 +39,7 @@ def level_of(count: int) -> int:
 def narrowed(level: int, count: int) -> int:
     """Return the level with which `count` messages return that were handed out at a level and are still open."""
     together = min(count, together_max(level)) if level else count
-    return max((together - 1).bit_length(), 1)
+    return min(max((together - 1).bit_length(), ALONE), LEVEL_MASK)
 
 
 def lowest(level: int, other: int) -> int:

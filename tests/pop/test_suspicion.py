@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.suspicion import ALONE, attempts_and_level, lowest, narrowed, returned, together_max
 from penstock.store.properties import Properties
+from penstock.store.record import LEVEL_MASK
 from tests.pop.wiring import GROUP, Delivered, Parts
 
 INVISIBLE_MS = 10_000
 ATTEMPTS_MAX = 3
 POISON = b"poison"
+
+
+def test_a_level_fits_into_the_flags_of_a_record_however_many_messages_a_session_had() -> None:
+    assert narrowed(0, 32_768) == LEVEL_MASK == narrowed(0, 65_535), "mqtt.inflight_max may be 65,535"
 
 
 @given(count=st.integers(2, 16_384), lost=st.lists(st.integers(0, 16_384)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from penstock.cli.commands.arguments import (
     Commands,
@@ -87,17 +88,18 @@ def _add_query(command: argparse.ArgumentParser) -> None:
     command.add_argument("--client-id", default="", metavar="ID", help="Only those that this client has sent over MQTT.")
 
 
+def _query_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `_add_query` has added, as arguments."""
+    return {name: getattr(options, name) for name in ("key", "from_ms", "before_ms", "user", "client_id")}
+
+
 def _list(options: argparse.Namespace) -> int:
     from penstock.cli.actions.timers import list_timers
 
     list_timers(
         pop_endpoint(options),
         options.filter,
-        key=options.key,
-        from_ms=options.from_ms,
-        before_ms=options.before_ms,
-        user=options.user,
-        client_id=options.client_id,
+        **_query_of(options),
         limit=options.limit,
         page_token=options.page_token,
         as_json=options.json,
@@ -115,15 +117,7 @@ def _count(options: argparse.Namespace) -> int:
 def _cancel_all(options: argparse.Namespace) -> int:
     from penstock.cli.actions.timers import cancel_all
 
-    cancel_all(
-        pop_endpoint(options),
-        options.filter,
-        key=options.key,
-        from_ms=options.from_ms,
-        before_ms=options.before_ms,
-        user=options.user,
-        client_id=options.client_id,
-    )
+    cancel_all(pop_endpoint(options), options.filter, **_query_of(options))
     return 0
 
 
