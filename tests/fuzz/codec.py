@@ -120,6 +120,7 @@ def in_pieces(data: bytes, side: Side) -> list[Packet]:
 
 
 def comparable(packets: list[Packet]) -> list[Packet]:
+    """Return packets with runs split, and errors as text, without the topic: that of a packet that is too large may be cut."""
     found: list[Packet] = []
     for item in packets:
         if item[0] == PING_RUN:
@@ -127,7 +128,8 @@ def comparable(packets: list[Packet]) -> list[Packet]:
         elif item[0] == PUBACK_RUN:
             found += [(PUBACK, packet_id) for packet_id in item[1]]
         else:
-            found.append((MALFORMED, type(item[1]), str(item[1])) if item[0] == MALFORMED else item)
+            said = str(item[1]).partition(" It is a PUBLISH to ")[0] if item[0] == MALFORMED else ""
+            found.append((MALFORMED, type(item[1]), said) if item[0] == MALFORMED else item)
     return found
 
 

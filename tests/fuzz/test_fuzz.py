@@ -106,6 +106,17 @@ def test_the_search_accepts_packets_of_a_server_and_a_last_one_that_was_cut(data
     check_answers(data)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x40\x82\x00\x5d\x01\x40\x02\xfa\x01",  # the remaining length of the first PUBACK takes two bytes
+        b"\x30\xff\xff\x7f\0\4a/bcxyz",  # too large, with its topic
+    ],
+)
+def test_what_searches_have_found_is_right(data: bytes) -> None:
+    check_codec(data)
+
+
 def test_the_search_detects_a_parser_that_raises_any_other_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gateway.protocol.connect.protocol_level", lambda body: body[1000])
     with pytest.raises(IndexError):
