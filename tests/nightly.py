@@ -28,6 +28,9 @@ SMOKE_SEED = 1
 OVERTIME = 3.0
 """A suite that takes so many times its share, and `GRACE_S` on top, is ended and has failed."""
 GRACE_S = 600.0
+SOAK_MINUTES_MIN = 4.0
+"""Minutes of the soak. In the first two, its rows still fill, which looks like growth."""
+
 TAIL_LINES = 60
 """Lines that are printed of the output of a suite that failed."""
 
@@ -153,7 +156,8 @@ def _soak(size: Size) -> list[list[str]]:
     """Everything under a small retention, where nothing may grow."""
     if size.is_smoke:
         return [_pytest("-m", "nightly", "tests/test_bench.py", "-k", "soak")]
-    return [[PYTHON, "-m", "bench", "soak", f"--minutes={max(size.seconds / 60, 1):.0f}", "--out=.nightly"]]
+    minutes = max(size.seconds / 60, SOAK_MINUTES_MIN)
+    return [[PYTHON, "-m", "bench", "soak", f"--minutes={minutes:.0f}", "--out=.nightly"]]
 
 
 def _benchmarks(size: Size) -> list[list[str]]:

@@ -10,6 +10,9 @@ it. If the time of that delivery is over, too, the attempt counts.
 A consumer that extends one message of several keeps it out by itself, beside the others. So such a message keeps the level of
 its pop, or gets that of the number of messages in it, and returns with the next lower one.
 
+Members of a shared subscription are consumers, too. When one is lost, all that it had returns in this way at once, and what it
+had alone has failed.
+
 A message has at most log2(n) + 1 uncounted returns, where n is the number of messages that were handed out with it.
 
 A level is 0, or 1 plus the binary logarithm of the number of messages that may be out together. It is in the flags of the

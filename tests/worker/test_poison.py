@@ -140,9 +140,11 @@ async def run_until_one_is_dead(node: Node, group: ConsumerGroup, command: tuple
             *command, str(handled), node.target, env={**os.environ, "PYTHONPATH": str(ROOT)}
         )
         ended = asyncio.create_task(process.wait())
-        await until(lambda ended=ended: ended.done() or is_done())  # type: ignore[misc]
-        if not ended.done():
-            process.kill()
+        try:
+            await until(lambda ended=ended: ended.done() or is_done())  # type: ignore[misc]
+        finally:
+            if not ended.done():
+                process.kill()
             await ended
         await asyncio.sleep(0.05)  # the node sees that its connections have ended
         node.advance(INVISIBLE_MS)
