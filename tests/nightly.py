@@ -28,8 +28,8 @@ SMOKE_SEED = 1
 OVERTIME = 3.0
 """A suite that takes so many times its share, and `GRACE_S` on top, is ended and has failed."""
 GRACE_S = 600.0
-SOAK_MINUTES_MIN = 4.0
-"""Minutes of the soak. In the first two, its rows still fill, which looks like growth."""
+SOAK_MINUTES_MIN = 10.0
+"""Minutes of the soak. Before that, its rows and the block cache still fill, which looks like growth."""
 
 TAIL_LINES = 60
 """Lines that are printed of the output of a suite that failed."""
