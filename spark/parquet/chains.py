@@ -21,12 +21,19 @@ STAGE_DTYPE = np.dtype(
         ("at_ms", "<i8"),
         ("popped_ms", "<i8"),
         ("deadline_ms", "<i8"),
+        ("return_ms", "<i8"),
+        ("group_id", "<i8"),
         ("message_position", "<i8"),
         ("attempt", "<i4"),
+        ("source", "<i4"),
         ("stage", "<i4"),
     ]
 )
-"""A stage that has not ended: what the rows of its end need."""
+"""A stage that has not ended, or a message that came back and waits for its next delivery."""
+
+QUEUED = 3
+"""Stage of a message that came back and has not been handed out again. `position` and `at_ms` are those of the record that
+brought it back, and `key` is that of the stage which that record ended."""
 
 FAR = np.iinfo(np.int64).max
 
@@ -45,6 +52,10 @@ _OF_EVENT = {
 }
 
 
+_RETURNING = [CAUSES.index(cause) for cause in (Cause.TIMED_OUT, Cause.RETURNED, Cause.WAITED)]
+"""Causes after which a message waits for its next delivery."""
+
+
 class ClockMove(NamedTuple):
     """A step of the node's clock (`store.clocksteps`). It moves deadlines that were set from `begin_ms` to `end_ms`."""
 
@@ -52,6 +63,13 @@ class ClockMove(NamedTuple):
     begin_ms: int
     end_ms: int
     step_ms: int
+
+
+class GroupVoid(NamedTuple):
+    """A reset or a deletion of a group."""
+
+    position: int
+    group_id: int
 
 
 class Chains(NamedTuple):
@@ -77,8 +95,9 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
     known = np.empty(len(open_before) + len(begun["key"]), STAGE_DTYPE)
     known[: len(open_before)] = open_before
     fresh = known[len(open_before) :]
-    for name in ("key", "position", "at_ms", "deadline_ms", "message_position", "attempt"):
-        fresh[name] = begun["pop_ms" if name == "at_ms" else name]
+    for name in ("key", "position", "deadline_ms", "return_ms", "group_id", "message_position", "attempt", "source"):
+        fresh[name] = begun[name]
+    fresh["at_ms"] = begun["pop_ms"]
     fresh["stage"] = begun["via"]
     is_popped = begun["via"] == POPPED
     fresh["delivery_id"] = np.where(is_popped, begun["key"], begun["parent"])
@@ -99,6 +118,7 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
         is_set_before = (known["at_ms"] >= move.begin_ms) & (known["at_ms"] <= move.end_ms) & (known["key"] < move.position)
         is_moved = is_set_before & (known["deadline_ms"] > move.end_ms) & (ends_at > move.position)
         known["deadline_ms"][is_moved] += move.step_ms
+        known["return_ms"][is_moved] += move.step_ms
 
     over = np.take(known, at) if len(known) else np.empty(len(at), STAGE_DTYPE)
     if not is_known.all():
@@ -106,6 +126,38 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
         unknown["key"] = unknown["delivery_id"] = ended["key"][~is_known]
         over[~is_known] = unknown
     return Chains(fresh, over, known[ends_at == FAR])
+
+
+def queued(before: Array, chains: Chains, ended: dict[str, Array], found: Array, voids: list[GroupVoid]) -> Array:
+    """Return the messages that wait for their next delivery after a segment, of `STAGE_DTYPE`, by group and message.
+
+    A reset or a deletion of a group makes it forget them.
+
+    Args:
+        before: the messages that waited before the segment.
+        chains: what `chained` returns.
+        ended: the columns of `records.settled`.
+        found: what `causes` returns.
+        voids: the resets and deletions in the segment.
+    """
+    is_back = np.isin(found, _RETURNING) & (chains.ended["message_position"] != UNKNOWN)
+    back = chains.ended[is_back]
+    back["position"], back["at_ms"], back["stage"] = ended["position"][is_back], ended["at_ms"][is_back], QUEUED
+    came = np.concatenate([before, back])
+    if not len(came):
+        return came
+    popped = chains.begun[chains.begun["stage"] == POPPED]
+    taken = popped[find(np.unique(came["message_position"]), popped["message_position"])[1]]
+    events = np.concatenate([came, taken])
+    events = events[np.lexsort((events["position"], events["message_position"], events["group_id"]))]
+    is_last = np.ones(len(events), bool)
+    is_last[:-1] = (events["group_id"][:-1] != events["group_id"][1:]) | (
+        events["message_position"][:-1] != events["message_position"][1:]
+    )
+    waiting = events[is_last & (events["stage"] == QUEUED)]
+    for void in voids:
+        waiting = waiting[(waiting["group_id"] != void.group_id) | (waiting["position"] > void.position)]
+    return waiting
 
 
 def find(keys: Array, wanted: Array) -> tuple[Array, Array]:

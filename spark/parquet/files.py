@@ -65,6 +65,16 @@ class TableFiles:
         path.unlink()
 
 
+class TransientFiles(TableFiles):
+    """Files for one query, which need not outlive a crash."""
+
+    def sync(self, file: IO[bytes]) -> None:
+        file.flush()
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
 def _open_private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 

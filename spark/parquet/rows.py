@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark import segments
-from penstock.spark.parquet.chains import UNKNOWN, ClockMove
+from penstock.spark.parquet.chains import UNKNOWN, ClockMove, GroupVoid
 from penstock.spark.parquet.properties import PropertyColumns, property_columns
+from penstock.spark.parquet.settings import setting_rows
 from penstock.spark.records import HANDING, POPPED, SETTLING, Array, Records, gather, handed_out, settled
 from penstock.spark.segments import LogSegment
 from penstock.store import record
@@ -21,7 +22,8 @@ from penstock.store.record import COPY_BYTES, HEADER_BYTES, Flag, Kind
 ANSWERS = (Kind.QUEUE_DECLARED, Kind.POP_DEAD_LETTER)
 """Kinds of records that a pop may append between its checkpoint and the acknowledgement of the expired messages in it."""
 
-_GROUP_RECORDS = (Kind.GROUP_CREATED, Kind.GROUP_CHANGED)
+_GROUP_RECORDS = (Kind.GROUP_CREATED, Kind.GROUP_CHANGED, Kind.GROUP_OFFSET_RESET, Kind.GROUP_DELETED)
+_VOIDING = (Kind.GROUP_OFFSET_RESET, Kind.GROUP_DELETED)
 _CANCELLING = (Kind.TIMER_CANCELLED, Kind.TRANSACTION_ROLLED_BACK)
 _ROUTING = (Kind.TIMER_FIRED, Kind.TRANSACTION_COMMITTED)
 
@@ -70,6 +72,7 @@ class SegmentRows:
     ended_names: list[Any] = field(default_factory=list)
     reasons: list[Any] = field(default_factory=list)
     moves: list[ClockMove] = field(default_factory=list)
+    voids: list[GroupVoid] = field(default_factory=list)
     settings: list[dict[str, Any]] = field(default_factory=list)
     damages: list[dict[str, Any]] = field(default_factory=list)
     discarded: list[Array] = field(default_factory=list)
@@ -204,19 +207,9 @@ def _read_rare(records: Records, rows: SegmentRows) -> None:
         elif each.kind == Kind.DAMAGED:
             rows.damages.append({"position": position, "until_position": position + each.size, "at_ms": each.store_ms})
         else:
-            described = orjson.loads(each.properties or b"{}")
-            group_settings = described.get("settings", {})
-            rows.settings.append(
-                {
-                    "position": position,
-                    "at_ms": each.store_ms,
-                    "group_id": record.POP_FIXED.unpack(each.fixed)[0],
-                    "group_name": each.topic.decode(errors="replace"),
-                    "topic_filter": described.get("filter"),
-                    "attempts_max": group_settings.get("attempts_max"),
-                    "settings": orjson.dumps(group_settings).decode(),
-                }
-            )
+            rows.settings += setting_rows(each)
+            if each.kind in _VOIDING:
+                rows.voids.append(GroupVoid(position, record.POP_FIXED.unpack(each.fixed)[0]))
 
 
 def replaced(messages: MessageRows) -> Array:

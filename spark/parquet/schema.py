@@ -27,6 +27,8 @@ class Stage(StrEnum):
     POPPED = "popped"
     EXTENDED = "extended"
     WAITING = "waiting"
+    QUEUED = "queued"
+    """Only in the table `open`: the message came back and has not been handed out again."""
 
 
 class Cause(StrEnum):
@@ -60,6 +62,15 @@ CAUSES = {
     "had expired. A message that came back had timed out, waited or been returned, but the beginning of its delivery is "
     "unknown",
 }
+
+
+class Change(StrEnum):
+    """What a row of `settings` says happened to the group."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    RESET = "reset"
+    DELETED = "deleted"
 
 
 class DamageCause(StrEnum):
@@ -209,17 +220,53 @@ DAMAGES = ParquetTable(
 
 SETTINGS = ParquetTable(
     "settings",
-    "One row per record that creates a consumer group, or changes its settings.",
+    "One row per change of a consumer group and wait of its back-off: its creation, a change of its settings, a reset of its "
+    "offset, its deletion.",
     (
         _POSITION,
         _AT_MS,
         _TIME,
         _GROUP_ID,
         _GROUP_NAME,
+        ParquetColumn("change", ColumnType.STRING, "`created`, `changed`, `reset` or `deleted`."),
+        ParquetColumn("attempt", ColumnType.INT, "Attempt, from 1, after which a message waits for `backoff_ms`."),
+        ParquetColumn(
+            "backoff_ms",
+            ColumnType.BIGINT,
+            "That wait. The last one of a change holds for later attempts. Null if the group has the node's option.",
+            is_nullable=True,
+        ),
         ParquetColumn("topic_filter", ColumnType.STRING, "Filter of a group that is created.", is_nullable=True),
         ParquetColumn("attempts_max", ColumnType.INT, "Null if the group has the node's option.", is_nullable=True),
         ParquetColumn("settings", ColumnType.STRING, "All settings that are not at their defaults, as JSON."),
     ),
 )
 
-TABLES = (MESSAGES, DELIVERIES, ENDS, DAMAGES, SETTINGS)
+OPEN = ParquetTable(
+    "open",
+    "What is open at the end of each segment, so that a query can begin there: one row per stage of a delivery without an end, "
+    "and per message that waits for its next delivery. The rows of a file are the state after its segment.",
+    (
+        ParquetColumn("delivery_id", ColumnType.BIGINT, "As in `deliveries`."),
+        ParquetColumn("key", ColumnType.BIGINT, "Key of the stage; of a `queued` message, that of its last one."),
+        ParquetColumn(
+            "stage",
+            ColumnType.STRING,
+            "`popped`, `extended` or `waiting` as in `deliveries`, or `queued`: the message came back, and waits for its next "
+            "delivery.",
+        ),
+        _POSITION._replace(doc="Position of the record that began the stage, or that brought a `queued` message back."),
+        _AT_MS,
+        _TIME,
+        ParquetColumn("popped_ms", ColumnType.BIGINT, "When the delivery was popped, if known.", is_nullable=True),
+        ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline in force."),
+        ParquetColumn("return_ms", ColumnType.BIGINT, "Time by which the message is back: the deadline plus the back-off."),
+        _GROUP_ID,
+        _GROUP_NAME,
+        ParquetColumn("message_position", ColumnType.BIGINT, "Position of the message."),
+        ParquetColumn("retried", ColumnType.BOOLEAN, "Whether the delivery came from the retry queue of the group."),
+        ParquetColumn("attempt", ColumnType.INT, "Number of the attempt, from 1."),
+    ),
+)
+
+TABLES = (MESSAGES, DELIVERIES, ENDS, DAMAGES, SETTINGS, OPEN)

@@ -15,7 +15,7 @@ from penstock.spark.records import Array
 
 FILE = "state.npz"
 
-VERSION = 1
+VERSION = 2
 """Version of the tables and of this file. It changes with the columns, so that a folder never holds files of two kinds."""
 
 
@@ -39,10 +39,10 @@ class WriterState:
     """Positions of the messages that are in the tables as copies, ascending."""
     open: Array = field(default_factory=lambda: np.empty(0, STAGE_DTYPE))
     """The stages that are open, by key."""
-
-    def covers(self, positions: Array) -> Array:
-        """Return which positions are in the ranges that the tables cover."""
-        return is_within(self.covered, positions)
+    queued: Array = field(default_factory=lambda: np.empty(0, STAGE_DTYPE))
+    """The messages that wait for their next delivery, by group and message."""
+    group_names: dict[int, str] = field(default_factory=dict)
+    """Name of each group of `open` and `queued`."""
 
 
 def is_within(ranges: Array, positions: Array) -> Array:
@@ -79,7 +79,14 @@ def load_state(directory: Path) -> WriterState:
             if version != VERSION:
                 raise TablesInvalid(f"{directory} has version {version} of the tables, but this is version {VERSION}. {again}")
             return WriterState(
-                position, anchor, saved["covered"], saved["expiring"], saved["copied"], saved["open"].astype(STAGE_DTYPE)
+                position,
+                anchor,
+                saved["covered"],
+                saved["expiring"],
+                saved["copied"],
+                saved["open"].astype(STAGE_DTYPE),
+                saved["queued"].astype(STAGE_DTYPE),
+                dict(zip(saved["group_ids"].tolist(), saved["group_names"].tolist(), strict=True)),
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise TablesInvalid(f"{path} is damaged ({error}). {again}") from error
@@ -100,4 +107,7 @@ def save_state(files: TableFiles, directory: Path, state: WriterState) -> None:
             expiring=state.expiring,
             copied=state.copied,
             open=state.open,
+            queued=state.queued,
+            group_ids=np.array(list(state.group_names), np.int64),
+            group_names=np.array(list(state.group_names.values()), np.str_),
         )

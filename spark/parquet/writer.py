@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from penstock.spark import segments
 from penstock.spark.errors import LogMissing, TablesInvalid
 from penstock.spark.parquet import chains
-from penstock.spark.parquet.chains import CAUSES, UNKNOWN
+from penstock.spark.parquet.chains import CAUSES, STAGE_DTYPE, UNKNOWN
 from penstock.spark.parquet.files import DIRECTORY, TableFiles, locked, remove_unfinished, replacing, table_path
 from penstock.spark.parquet.properties import PropertyColumns
 from penstock.spark.parquet.rows import MessageRows, SegmentRows, read_segment, replaced
@@ -26,6 +26,7 @@ from penstock.spark.parquet.schema import (
     DELIVERIES,
     ENDS,
     MESSAGES,
+    OPEN,
     SETTINGS,
     TABLES,
     Cause,
@@ -36,7 +37,7 @@ from penstock.spark.parquet.schema import (
 )
 from penstock.spark.parquet.state import WriterState, extended, is_within, load_state, save_state
 from penstock.spark.records import POPPED, Array
-from penstock.spark.segments import LogSegment
+from penstock.spark.segments import LogSegment, LogSurvey
 from penstock.store.record import HEADER_DTYPE, Flag
 from penstock.store.syncmark import SyncMark
 
@@ -53,7 +54,7 @@ ARROW_TYPES = {
 BASE_KEY, STOP_KEY = b"penstock.base", b"penstock.stop"
 """Keys of a file's metadata: the range of the log that its rows are from."""
 
-_STAGES = pa.array([Stage.POPPED, Stage.EXTENDED, Stage.WAITING], pa.string())
+_STAGES = pa.array([Stage.POPPED, Stage.EXTENDED, Stage.WAITING, Stage.QUEUED], pa.string())
 _CAUSES = pa.array(CAUSES, pa.string())
 _COUNTED = [CAUSES.index(cause) for cause in (Cause.NACKED, Cause.TIMED_OUT)]
 _UNCOUNTED = [CAUSES.index(cause) for cause in (Cause.SUSPENDED, Cause.RETURNED)]
@@ -110,7 +111,35 @@ def backfill(data_dir: Path, files: TableFiles | None = None) -> Iterator[Writte
         for segment in sealed:
             if segment.base >= state.position:
                 state, rows = _write(files, directory, state, segment)
+                save_state(files, directory, state)
                 yield WrittenSegment(segment.base, segment.stop, rows)
+
+
+def follow(data_dir: Path, directory: Path, log: LogSurvey, files: TableFiles) -> int:
+    """Write what the tables of a log lack, sealed or not, to another directory, for one query; return where the tables end.
+
+    Args:
+        data_dir: where log and tables are. Nothing is written there.
+        directory: where to write. The files are like those of the tables.
+        log: the extent of the log, up to which records are read.
+        files: how to write.
+
+    Returns:
+        Position after the last segment that the tables have; `UNKNOWN` if there are none.
+
+    Raises:
+        TablesInvalid: the tables are damaged or of another log.
+        LogMissing: retention has removed a segment during the read.
+        LogCorrupt, RecordCorrupt: the log is damaged.
+    """
+    tables = data_dir / DIRECTORY
+    state = load_state(tables) if tables.is_dir() else WriterState()
+    _check(tables, state, [each.base for each in log.segments])
+    written = state.position
+    for segment in log.segments:
+        if segment.base >= state.position and segment.stop > segment.base:
+            state, _ = _write(files, directory, state, segment)
+    return written
 
 
 def _check(directory: Path, state: WriterState, bases: list[int]) -> None:
@@ -130,7 +159,6 @@ def _write(files: TableFiles, directory: Path, state: WriterState, segment: LogS
     for table in TABLES:
         with replacing(files, table_path(directory, table.name, segment.base, first_ms)) as file:
             _write_parquet(file, table, tables[table.name], segment)
-    save_state(files, directory, after)
     return after, {name: len(written) for name, written in tables.items()}
 
 
@@ -154,7 +182,7 @@ def _tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple
     """Return the tables of a segment, and the state after it."""
     first_ms = segments.first_ms(segment) or 0
     messages = _unseen(rows.messages, state, segment)
-    begun = _joined(rows.begun)
+    begun, begun_names = _joined(rows.begun), _texts(rows.begun_names)
     ended = _joined(rows.ended)
     resolved = chains.chained(state.open, begun, ended, rows.moves)
     expires = _expiring(messages)
@@ -165,22 +193,27 @@ def _tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple
         gap = {"position": reached, "until_position": segment.base, "at_ms": first_ms, "cause": DamageCause.DROPPED}
         damages.insert(0, gap)
     copied = [each.position[each.copied_at != UNKNOWN] for each in messages]
+    expiring = extended(state.expiring, segment.base, segment.stop) if len(expires) else state.expiring
+    may_have_expired = _may_have_expired(resolved.ended, ended, expires, covered, expiring, segment)
+    causes = chains.causes(resolved.ended, ended, ended["is_uncounted"].astype(bool), may_have_expired)
+    queued = chains.queued(state.queued, resolved, ended, causes, rows.voids)
     after = WriterState(
         segment.stop,
         rows.anchor,
         covered,
-        extended(state.expiring, segment.base, segment.stop) if len(expires) else state.expiring,
+        expiring,
         np.unique(np.concatenate([state.copied, *copied])),
         resolved.open,
+        queued,
+        _group_names(state.group_names, begun, begun_names, resolved.open, queued),
     )
-    may_have_expired = _may_have_expired(resolved.ended, ended, expires, after, segment)
-    causes = chains.causes(resolved.ended, ended, ended["is_uncounted"].astype(bool), may_have_expired)
     return after, {
         MESSAGES.name: _table(MESSAGES, _message_columns(messages, rows)),
-        DELIVERIES.name: _table(DELIVERIES, _delivery_columns(begun, resolved.begun, _texts(rows.begun_names))),
+        DELIVERIES.name: _table(DELIVERIES, _delivery_columns(begun, resolved.begun, begun_names)),
         ENDS.name: _table(ENDS, _end_columns(ended, resolved.ended, causes, rows)),
         DAMAGES.name: _listed(DAMAGES, damages),
         SETTINGS.name: _listed(SETTINGS, rows.settings),
+        OPEN.name: _table(OPEN, _open_columns(after)),
     }
 
 
@@ -215,7 +248,19 @@ def _expiring(messages: list[MessageRows]) -> Array:
 _NO_PAIRS = np.empty((0, 2), np.int64)
 
 
-def _may_have_expired(over: Array, ended: dict[str, Array], expires: Array, after: WriterState, segment: LogSegment) -> Array:
+def _group_names(before: dict[int, str], begun: dict[str, Array], names: Any, *of_groups: Array) -> dict[int, str]:
+    """Return the names of the groups that have rows in these arrays, given those before the segment and those in it."""
+    wanted = set(np.unique(np.concatenate([each["group_id"] for each in of_groups])).tolist())
+    known = {**before}
+    if not wanted <= known.keys():
+        groups, first = np.unique(begun["group_id"], return_index=True)
+        known.update(zip(groups.tolist(), names.take(pa.array(first)).to_pylist(), strict=True))
+    return {group_id: known[group_id] for group_id in wanted}
+
+
+def _may_have_expired(
+    over: Array, ended: dict[str, Array], expires: Array, covered: Array, expiring: Array, segment: LogSegment
+) -> Array:
     """Return which acknowledgements may be the node's, for messages that had expired before a consumer saw them.
 
     The node appends those right after the checkpoint, and the log does not tell them from others. They are out of the question
@@ -223,7 +268,7 @@ def _may_have_expired(over: Array, ended: dict[str, Array], expires: Array, afte
     """
     message = over["message_position"]
     is_next = (over["stage"] == POPPED) & (over["position"] == ended["anchor"])
-    is_clear = after.covers(message) & ~is_within(after.expiring, message)
+    is_clear = is_within(covered, message) & ~is_within(expiring, message)
     is_here = (message >= segment.base) & (message < segment.stop)
     at, expires_here = chains.find(expires[:, 0], message)
     expires_here[expires_here] = expires[at[expires_here], 1] <= ended["at_ms"][expires_here]
@@ -314,6 +359,19 @@ def _delivery_columns(begun: dict[str, Array], stages: Array, names: Any) -> dic
         "at_ms": begun["pop_ms"],
         "group_name": names,
         "retried": begun["source"] != 0,
+    }
+
+
+def _open_columns(after: WriterState) -> dict[str, Any]:
+    rows = np.concatenate([after.open, after.queued])
+    groups, owner = np.unique(rows["group_id"], return_inverse=True)
+    names = pa.array([after.group_names[group_id] for group_id in groups.tolist()], pa.string())
+    return {
+        **{name: rows[name] for name in STAGE_DTYPE.names or ()},
+        "stage": _stages(rows["stage"]),
+        "popped_ms": _known(rows["popped_ms"]),
+        "group_name": names.take(pa.array(owner)),
+        "retried": rows["source"] != 0,
     }
 
 

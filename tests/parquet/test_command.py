@@ -42,15 +42,15 @@ def test_the_command_writes_lists_and_verifies(directory: Path, capsys: pytest.C
     assert "2 sealed segments, from position 0 to " in capsys.readouterr().out
     assert main(["tables", "backfill"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"Segment 0 to \d+: \d+ messages, 1 deliveries, 0 ends, 0 damages, 1 settings\.", first)
-    assert re.fullmatch(r"Segment \d+ to \d+: \d+ messages, 0 deliveries, 1 ends, 0 damages, 0 settings\.", second)
+    assert re.fullmatch(r"Segment 0 to \d+: \d+ messages, 1 deliveries, 0 ends, 0 damages, 1 settings, 1 open\.", first)
+    assert re.fullmatch(r"Segment \d+ to \d+: \d+ messages, 0 deliveries, 1 ends, 0 damages, 0 settings, 0 open\.", second)
     assert main(["tables", "backfill"]) == 0
     assert capsys.readouterr().out == "penstock-data/tables has all sealed segments of the log.\n"
     assert main(["tables", "list", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["table"] for row in rows] == [table.name for table in TABLES]
     assert {row["files"] for row in rows} == {2}
-    assert [row["rows"] for row in rows[1:]] == [1, 1, 0, 1]
+    assert [row["rows"] for row in rows[1:]] == [1, 1, 0, 1, 1]
     assert main(["tables", "verify"]) == 0
     assert capsys.readouterr().out == "2 segments compared: the tables have what the log has.\n"
 

@@ -15,9 +15,11 @@ import pyarrow.dataset
 
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.checkpoint import delivery_id
+from penstock.pop.core.group import ConsumerGroup
 from penstock.spark.parquet.catalog import verify_tables
 from penstock.spark.parquet.schema import CAUSES, TABLES, Cause
 from penstock.spark.parquet.writer import backfill
+from penstock.store.lightqueue import ENTRY
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag, Kind
 from penstock.timer.delayed import Recalled
@@ -125,16 +127,25 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     reasons = {row["group_name"]: row["reason"] for row in tables["ends"] if row["reason"] is not None}
     assert reasons == {"dead": "attempts_exhausted", "forwards": "forwarded"}
     assert {row["cause"] for row in tables["ends"]} == set(CAUSES) - {Cause.UNRECORDED}
-    assert [row["attempts_max"] for row in tables["settings"]] == [1 if name == "dead" else 3 for name in groups]
-    assert {row["topic_filter"] for row in tables["settings"]} == {"plant/#"}
+    created = [row for row in tables["settings"] if row["change"] == "created"]
+    assert [row["attempts_max"] for row in created] == [1 if name == "dead" else 3 for name in groups]
+    assert {row["topic_filter"] for row in created} == {"plant/#"}
+    others = [(row["group_name"], row["change"]) for row in tables["settings"] if row not in created]
+    assert others == [("resets", "reset"), ("deletes", "deleted")]
+
+
+def waiting(group: ConsumerGroup) -> list[int]:
+    """Return the positions of the messages that came back and wait for their next delivery."""
+    _, retries = group.retry.read_from(group.retry_cursor, 1_000)
+    return [position for position, _, _ in ENTRY.iter_unpack(retries)]
 
 
 @pytest.mark.parametrize("seed", range(2 * DEPTH))
 def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> None:
     rng = random.Random(seed)
-    names = ("billing", "alarms")
+    names = ("billing", "alarms", "in order")
     for name in names:
-        parts.create(name, attempts_max=2, backoff=(1_000,))
+        parts.create(name, attempts_max=2, backoff=(1_000,), fifo=name == "in order")
     handles: list[tuple[str, str]] = []
     popped = 0
     for _ in range(200):
@@ -156,6 +167,9 @@ def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> N
                 parts.change(handle, rng.choice((0, 5_000)), nack=rng.random() < 0.5, suspend=rng.random() < 0.3, group=owner)
         elif rng.random() < 0.2:
             seal(parts)
+        elif rng.random() < 0.05:
+            parts.admin.reset(name, "", ResetTo("latest"))
+            handles = [(owner, handle) for owner, handle in handles if owner != name]
         else:
             parts.advance(rng.randrange(1, 3_000))
     open_in_node = {
@@ -163,6 +177,9 @@ def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> N
         for checkpoint in parts.core.checkpoints.values()
         for index in checkpoint.open_indexes()
     }
+    waiting_in_node = [(name, position) for name in names for position in waiting(parts.group(name))]
+    order = parts.group("in order").order
+    parked = {position for position, _ in order.parked_messages()} if order else set()
     tables = tables_of(parts)
     assert open_in_node
     ended = {row["key"] for row in tables["ends"]}
@@ -175,6 +192,18 @@ def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> N
     }
     assert {row["delivery_id"] for row in tables["ends"]} <= {row["delivery_id"] for row in tables["deliveries"]}
     assert not [row for row in tables["ends"] if row["stage"] is None]
+    still_open = last_open(parts)
+    stages = {row["key"]: row for row in still_open if row["stage"] != "queued"}
+    assert {key: (row["deadline_ms"], row["message_position"]) for key, row in stages.items()} == open_in_node
+    queued = [(row["group_name"], row["message_position"]) for row in still_open if row["stage"] == "queued"]
+    in_order = {position for name, position in queued if name == "in order"}
+    assert sorted(each for each in queued if each[0] != "in order") == sorted(waiting_in_node)
+    assert in_order <= parked, "a message of a FIFO group waits among those that nobody has had yet"
+
+
+def last_open(parts: Parts) -> list[Row]:
+    """Return what the table `open` has at the end of the last segment."""
+    return pyarrow.parquet.read_table(max((parts.data_dir / "tables" / "open").rglob("*.parquet"))).to_pylist()
 
 
 def test_an_end_tells_the_pop_the_deadline_and_the_message(parts: Parts) -> None:

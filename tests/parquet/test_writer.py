@@ -362,7 +362,7 @@ def no_rows(names: str) -> dict[str, Any]:
     return {name: np.empty(0, np.int64) for name in names.split()}
 
 
-BEGUN = "key position pop_ms deadline_ms message_position attempt via parent"
+BEGUN = "key position group_id pop_ms deadline_ms return_ms message_position attempt source via parent"
 
 
 @settings(max_examples=10 * DEPTH)
@@ -397,7 +397,7 @@ def test_chains_are_those_of_a_model_that_follows_each_record(actions: list[tupl
             "key": keys,
             "parent": np.array([old for _, _, old in begins], np.int64),
             "via": np.array([POPPED if name == "pop" else 1 for name, _, _ in begins], np.int64),
-            **dict.fromkeys(("position", "pop_ms", "deadline_ms", "message_position", "attempt"), keys),
+            **dict.fromkeys(set(BEGUN.split()) - {"key", "parent", "via"}, keys),
         }
         over = [row for row in part if row[0] != "pop"]
         ended = {
@@ -415,7 +415,7 @@ def test_chains_are_those_of_a_model_that_follows_each_record(actions: list[tupl
 
 
 def test_a_step_moves_nothing_that_ended_before_it() -> None:
-    begun = no_rows(BEGUN) | {name: np.array([10, 20]) for name in ("key", "position", "pop_ms", "message_position", "attempt")}
+    begun = dict.fromkeys(BEGUN.split(), np.array([10, 20]))
     begun |= {"deadline_ms": np.array([500, 500]), "via": np.zeros(2, np.int64), "parent": np.full(2, UNKNOWN)}
     ended = {"key": np.array([10]), "position": np.array([30])}
     found = chained(np.empty(0, STAGE_DTYPE), begun, ended, [ClockMove(40, 0, 100, 7)])
