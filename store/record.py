@@ -8,7 +8,7 @@ A record is self-contained and little-endian:
     0       size         u32    bytes of the whole record, this field included
     4       crc          u32    CRC-32 (zlib) of everything after this field
     8       kind         u8     see `Kind`
-    9       flags        u8     see `Flag`; meaningful for messages
+    9       flags        u8     see `Flag`, and the constants after it; 0 for kinds without flags
     10      topic_len    u16    bytes of the topic
     12      props_len    u32    bytes of the properties (a JSON object, or nothing)
     16      store_ms     i64    time of storing, ms since 1970 UTC; never decreases along the log
@@ -139,6 +139,14 @@ SURVIVED = 0x40
 
 LEVEL_MASK = 0x0F
 """Flags of POP_CHECKPOINT, POP_INVISIBLE_CHANGED and POP_REVIVED: the level of the deliveries, see `pop.core.suspicion`."""
+
+CONSUMED, EXPIRED = 0x01, 0x02
+"""Flags of POP_ACK: consumers have acknowledged the messages that they got; or the node has, because the messages had expired
+before. Records of earlier versions have neither."""
+
+BY_OPERATOR, LAST_MEMBER_LEFT = 0x01, 0x02
+"""Flags of GROUP_DELETED: an operator has deleted the group; or the node has, because a subscription had created it and the
+last one has ended. Records of earlier versions have neither."""
 
 UNROUTED = int(Flag.DELAYED | Flag.HALF)
 """Flags of a message that a later record routes."""

@@ -171,7 +171,7 @@ class SharedSubscriptions:
         if group.settings.shared and is_unused and not group.is_deleted:
             self.settlements.flush()  # What came together with the last member's DISCONNECT was acknowledged before the end.
             try:
-                self._admin.delete(group.name, group.filter)
+                self._admin.delete(group.name, group.filter, is_unused=True)
             except DiskFull:
                 return  # `_disk_relieved` tries again.
 

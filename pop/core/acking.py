@@ -14,7 +14,7 @@ from penstock.pop.core.records import REFERENCES_MAX, GroupRecords
 from penstock.pop.core.state import PopState
 from penstock.pop.errors import RequestInvalid
 from penstock.store.bodies import REFERENCE
-from penstock.store.record import Kind
+from penstock.store.record import CONSUMED, Kind
 
 
 class Acknowledger:
@@ -62,7 +62,7 @@ class Acknowledger:
         outcomes, by_group = self._judge.outcomes(name, handles)
         for group_id, references in by_group.items():
             group = self._state.groups_by_id[group_id]
-            self._records.append_references(Kind.POP_ACK, group, references)
+            self._records.append_references(Kind.POP_ACK, group, references, flags=CONSUMED)
             self._counters.acked += len(references)
             for reference in references:
                 position = REFERENCE.unpack(reference)[0]
@@ -93,7 +93,7 @@ class Acknowledger:
             if checkpoint.open & mask != mask or mask.bit_count() != indexes.number:
                 return False
         body = b"".join([run.indexes.references(run.checkpoint) for run in runs])
-        self._records.append(Kind.POP_ACK, group.id, group.name, body)
+        self._records.append(Kind.POP_ACK, group.id, group.name, body, flags=CONSUMED)
         for run in runs:
             group.latency.add(now_ms - run.pop_ms, run.indexes.number)
         self._counters.acked += len(handles)

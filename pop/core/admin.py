@@ -18,7 +18,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE
 from penstock.store.causer import NODE, Causer
 from penstock.store.lightqueue import End, LightQueue, Start
-from penstock.store.record import Kind
+from penstock.store.record import BY_OPERATOR, LAST_MEMBER_LEFT, Kind
 from penstock.store.store import Store
 
 
@@ -168,16 +168,23 @@ class GroupAdmin:
             self._serve(group)
         return groups
 
-    def delete(self, name: str, topic_filter: str = "") -> None:
+    def delete(self, name: str, topic_filter: str = "", *, is_unused: bool = False) -> None:
         """Delete a group. Its handles become void, and its polls fail.
 
         Its dead letters are deleted too, unless another group consumes them.
 
+        Args:
+            name: of the group.
+            topic_filter: its filter; empty for all its filters.
+            is_unused: whether no operator asked for this, but the last subscription has ended of those that had created the
+                group. The record says which.
+
         Raises:
             GroupUnknown: there is no such group.
         """
+        flags = LAST_MEMBER_LEFT if is_unused else BY_OPERATOR
         for group in self.find(name, topic_filter):
-            self._records.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
+            self._records.append_references(Kind.GROUP_DELETED, group, self._open_references(group), flags=flags)
             while group.polls:
                 poll = group.polls.popleft()
                 if not poll.future.done():  # another group may have served a poll of several groups

@@ -23,6 +23,7 @@ from penstock.store.errors import DiskFull, PositionUnknown, RecordUnreadable
 from penstock.store.properties import decode_properties
 from penstock.store.record import (
     CRC_FROM,
+    EXPIRED,
     KIND_AT,
     LARGE_BYTES,
     PROPS_LEN_AT,
@@ -218,7 +219,7 @@ class Popper:
             records[index] = None
         try:
             references = [REFERENCE.pack(checkpoint.position, index) for index in expired]
-            self._records.append_references(Kind.POP_ACK, group, references)
+            self._records.append_references(Kind.POP_ACK, group, references, flags=EXPIRED)
         except DiskFull:
             return  # the deliveries stay open, and a pop finds their messages expired again when their time is over
         self._counters.expired += len(expired)

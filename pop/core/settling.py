@@ -13,7 +13,7 @@ from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
 from penstock.pop.core.suspicion import narrowed
 from penstock.store.bodies import REFERENCE
-from penstock.store.record import Kind
+from penstock.store.record import CONSUMED, Kind
 
 
 class Settlement:
@@ -85,7 +85,7 @@ class Settlement:
                 assert kind is Kind.POP_ACK, kind
                 for position, count in Counter(REFERENCE.unpack(reference)[0] for reference in references).items():
                     group.latency.add(now_ms - checkpoints[position].pop_ms, count)
-                self._records.append_references(kind, group, references)
+                self._records.append_references(kind, group, references, flags=CONSUMED)
                 self._counters.acked += len(references)
             self._serve(group)
         return sum(map(len, by_group.values()))

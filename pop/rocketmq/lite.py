@@ -132,7 +132,7 @@ class LiteSubscriptions:
                 self._gone.popleft()
             over = [group for group in self._groups if self._is_over(group, now_ms)]
             for group in over[:ENDED_PER_CHECK_MAX]:
-                self._admin.delete(group.name, group.filter)
+                self._admin.delete(group.name, group.filter, is_unused=True)
 
     def _is_over(self, group: ConsumerGroup, now_ms: int) -> bool:
         ends_ms = group.settings.lite_ends_ms or 0

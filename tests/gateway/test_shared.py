@@ -27,7 +27,7 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.store.accounts import Resource
 from penstock.store.errors import TopicInvalid
-from penstock.store.record import Kind
+from penstock.store.record import CONSUMED, LAST_MEMBER_LEFT, Kind
 from tests.clock import AheadClock
 from tests.depth import DEPTH
 from tests.gateway.brokers import StartBroker
@@ -457,6 +457,8 @@ async def test_what_comes_together_with_the_end_of_the_last_member_is_acknowledg
     kinds = [record.kind for record in broker.node.store.log.scan(0)]
     assert Kind.POP_ACK in kinds
     assert kinds.index(Kind.POP_ACK) < kinds.index(Kind.GROUP_DELETED)
+    flags = {record.kind: record.flags for record in broker.node.store.log.scan(0)}
+    assert (flags[Kind.POP_ACK], flags[Kind.GROUP_DELETED]) == (CONSUMED, LAST_MEMBER_LEFT)
 
 
 async def test_an_existing_group_is_joined_and_stays(broker: Broker) -> None:

@@ -15,7 +15,7 @@ from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, Group
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE, backoff_code
 from penstock.store.properties import Properties, encode_properties
-from penstock.store.record import Flag, Kind
+from penstock.store.record import BY_OPERATOR, Flag, Kind
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 RESTARTS = [None, True, False]
@@ -330,7 +330,7 @@ def test_a_deleted_group_loses_its_queues_and_a_new_one_of_that_name_begins_anew
     parts.admin.delete(GROUP)
     parts.store.commit()
     # With two records, a crash could leave the first one alone, and a queue that is never dropped.
-    assert [record.kind for record in parts.store.log.scan(end)] == [Kind.GROUP_DELETED]
+    assert [(record.kind, record.flags) for record in parts.store.log.scan(end)] == [(Kind.GROUP_DELETED, BY_OPERATOR)]
     after = restarted(parts, keep_index)
     assert list(after.core.groups) == []
     assert after.core.checkpoints_open == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.checkpoint import delivery_id
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.poll import PopResult
@@ -16,6 +17,7 @@ from penstock.pop.core.popping import BATCHES_MAX
 from penstock.pop.grpc.consumestream import ConsumeStream
 from penstock.store.index import KeySpace
 from penstock.store.properties import Properties
+from penstock.store.record import CONSUMED, EXPIRED, Kind
 from tests.pop.looptime import LoopTime
 from tests.pop.wiring import FILTER, GROUP, Parts
 from tests.waiting import WAIT_S_MAX, until
@@ -63,6 +65,20 @@ def test_a_backlog_that_has_expired_hides_nothing_behind_it(parts: Parts) -> Non
     found = [bodies(parts, messages_max=1) for _ in range(4)]
     assert [body for each in found for body in each] == [b"new"]
     assert parts.core.counters.expired == BATCHES_MAX * 2
+
+
+def test_the_record_of_an_acknowledgement_says_whether_a_consumer_or_the_node_gave_it(parts: Parts) -> None:
+    publish(parts, b"short", ttl_ms=1_000)
+    parts.publish(b"1", b"2", b"3", b"4")
+    parts.advance(1_000)
+    first, second, third, _ = parts.pop()
+    parts.ack(first.handle, second.handle)
+    parts.ack(third.handle, third.handle)  # the second time is too late, so the handles are judged one by one
+    parts.core.settle(Kind.POP_ACK, [delivery_id(checkpoint, 4) for checkpoint in parts.core.checkpoints])
+    parts.store.commit()
+    flags = [record.flags for record in parts.store.log.scan(0) if record.kind == Kind.POP_ACK]
+    assert flags == [EXPIRED, CONSUMED, CONSUMED, CONSUMED]
+    assert parts.group().in_flight == 0
 
 
 @pytest.mark.parametrize("keep_index", [True, False])

@@ -127,6 +127,11 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
     ]
 
 
+def test_flags_of_settling_records_have_the_bits_that_are_on_disk() -> None:
+    assert (record.CONSUMED, record.EXPIRED) == (1, 2)
+    assert (record.BY_OPERATOR, record.LAST_MEMBER_LEFT) == (1, 2)
+
+
 # --- round trips ----------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import pb, service_pb
 from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, StoreOptions
+from penstock.store.record import LAST_MEMBER_LEFT, Kind
 from tests.pop.rocketmq.calling import TYPE, Caller, named, outgoing
 from tests.pop.wiring import GROUP, Node
 from tests.waiting import WAIT_S_MAX
@@ -224,6 +225,8 @@ async def test_the_group_ends_when_the_last_client_unsubscribed_and_nothing_is_i
         answer = await caller.ack(*handles([message]))
         assert answer.status.code == Code.OK
         await node.until(lambda: filters(node) == [])
+    deleted = [record.flags for record in node.store.log.scan(0) if record.kind == Kind.GROUP_DELETED]
+    assert deleted == [LAST_MEMBER_LEFT, LAST_MEMBER_LEFT]
 
 
 async def test_a_client_that_subscribes_again_before_the_end_continues_where_it_was(node: Node, caller: Caller) -> None:
