@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.spark.parquet.schema import Cause
 from penstock.spark.records import CONTINUED, GIVEN_BACK, NACKED, POPPED, WAITING, Array
-from penstock.store.record import Kind
+from penstock.store.record import CONSUMED, EXPIRED, LAST_MEMBER_LEFT, Kind
 
 UNKNOWN = -1
 """Stands for a time, a position, a stage or an attempt that is not known."""
@@ -173,9 +173,9 @@ def causes(over: Array, ended: dict[str, Array], is_uncounted: Array, may_have_e
 
     Args:
         over: the stages that ended, of `STAGE_DTYPE`.
-        ended: the columns of `records.settled`.
+        ended: the columns of `records.settled`, and `flags` of the records.
         is_uncounted: whether the record of a revival says that the attempt does not count.
-        may_have_expired: whether an acknowledgement may be that of the node for an expired message.
+        may_have_expired: whether an acknowledgement without a flag may be that of the node for an expired message.
     """
     found = np.empty(len(over), np.int8)
     for event, cause in _OF_EVENT.items():
@@ -186,7 +186,11 @@ def causes(over: Array, ended: dict[str, Array], is_uncounted: Array, may_have_e
     found[is_revived] = CAUSES.index(Cause.TIMED_OUT)
     found[is_revived & is_early] = CAUSES.index(Cause.RETURNED)
     found[is_revived & is_wait] = CAUSES.index(Cause.WAITED)
-    found[(ended["event"] == int(Kind.POP_ACK)) & may_have_expired] = CAUSES.index(Cause.UNRECORDED)
+    is_ack, flags = ended["event"] == int(Kind.POP_ACK), ended["flags"]
+    found[is_ack & may_have_expired & ((flags & CONSUMED) == 0)] = CAUSES.index(Cause.UNRECORDED)
+    found[is_ack & ((flags & EXPIRED) != 0)] = CAUSES.index(Cause.EXPIRED)
+    is_unused = (ended["event"] == int(Kind.GROUP_DELETED)) & ((flags & LAST_MEMBER_LEFT) != 0)
+    found[is_unused] = CAUSES.index(Cause.LAST_MEMBER_LEFT)
     return found
 
 

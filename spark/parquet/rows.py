@@ -68,7 +68,7 @@ class SegmentRows:
     begun_names: list[Any] = field(default_factory=list)
     """Group of each row of `begun`."""
     ended: list[dict[str, Array]] = field(default_factory=list)
-    """Columns of `records.settled`, by position; `is_uncounted` of revivals; `anchor` of the record."""
+    """Columns of `records.settled`, by position; `is_uncounted` of revivals; `anchor` and `flags` of the record."""
     ended_names: list[Any] = field(default_factory=list)
     reasons: list[Any] = field(default_factory=list)
     moves: list[ClockMove] = field(default_factory=list)
@@ -180,7 +180,7 @@ def _read_ended(settling: Records, anchors: Array, rows: SegmentRows) -> None:
     owner = np.searchsorted(settling.position, ended["position"])
     kinds, flags = settling.header["kind"], settling.header["flags"]
     is_uncounted = (kinds == Kind.POP_REVIVED) & ((flags & Flag.SUSPENDED) != 0)
-    rows.ended.append({**ended, "is_uncounted": is_uncounted[owner], "anchor": anchors[owner]})
+    rows.ended.append({**ended, "is_uncounted": is_uncounted[owner], "anchor": anchors[owner], "flags": flags[owner]})
     rows.ended_names.append(settling.texts(settling.topic_from, settling.props_from).take(pa.array(owner)))
     rows.reasons.append(_reasons(settling).take(pa.array(owner)))
 

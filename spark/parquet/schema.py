@@ -35,6 +35,7 @@ class Cause(StrEnum):
     """Why a stage of a delivery ended."""
 
     ACKED = "acked"
+    EXPIRED = "expired"
     NACKED = "nacked"
     SUSPENDED = "suspended"
     EXTENDED = "extended"
@@ -44,11 +45,14 @@ class Cause(StrEnum):
     DEAD_LETTERED = "dead_lettered"
     RESET = "reset"
     DELETED = "deleted"
+    LAST_MEMBER_LEFT = "last_member_left"
     UNRECORDED = "unrecorded"
 
 
 CAUSES = {
-    Cause.ACKED: "a consumer acknowledged the message",
+    Cause.ACKED: "a consumer acknowledged the message, or the node did for an MQTT client that got it: at QoS 0, or when the "
+    "client could not acknowledge it any more",
+    Cause.EXPIRED: "the message had expired before a consumer got it",
     Cause.NACKED: "its consumer returned the message as a failed attempt; a stage `waiting` begins",
     Cause.SUSPENDED: "its consumer returned the message without counting the attempt; a stage `waiting` begins",
     Cause.EXTENDED: "its consumer changed the invisible time and goes on; a stage `extended` begins",
@@ -56,11 +60,13 @@ CAUSES = {
     Cause.RETURNED: "the node returned the message before the deadline, because its consumer had gone or could not take it",
     Cause.WAITED: "the wait of a message that was nacked or suspended was over, and the message came back",
     Cause.DEAD_LETTERED: "the message became a dead letter",
-    Cause.RESET: "an operator reset the offset of the group",
-    Cause.DELETED: "the group was deleted, by an operator or because its last subscription ended: the log does not say which",
+    Cause.RESET: "an operator reset the offset of the group, or a RocketMQ client did when it subscribed to a lite topic",
+    Cause.DELETED: "an operator deleted the group. If an earlier version of the node wrote the record, the reason may be that "
+    "the last subscription ended",
+    Cause.LAST_MEMBER_LEFT: "the group was deleted because the last subscription ended of those that had created it",
     Cause.UNRECORDED: "the log does not say it. An acknowledgement right after its pop may be the node's, for a message that "
-    "had expired. A message that came back had timed out, waited or been returned, but the beginning of its delivery is "
-    "unknown",
+    "had expired, if an earlier version of the node wrote it. A message that came back had timed out, waited or been returned, "
+    "but the beginning of its delivery is unknown",
 }
 
 

@@ -263,8 +263,8 @@ def _may_have_expired(
 ) -> Array:
     """Return which acknowledgements may be the node's, for messages that had expired before a consumer saw them.
 
-    The node appends those right after the checkpoint, and the log does not tell them from others. They are out of the question
-    if something else is in between, or if the message is known not to have expired.
+    Flags of the records tell that since some version of the node. An earlier one appends those right after the checkpoint. They
+    are out of the question if something else is in between, or if the message is known not to have expired.
     """
     message = over["message_position"]
     is_next = (over["stage"] == POPPED) & (over["position"] == ended["anchor"])

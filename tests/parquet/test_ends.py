@@ -22,10 +22,11 @@ from penstock.spark.parquet.writer import backfill
 from penstock.store.lightqueue import ENTRY
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag, Kind
+from penstock.store.store import Store
 from penstock.timer.delayed import Recalled
 from tests.depth import DEPTH
 from tests.parquet.sealing import FILLER_TOPIC, STORE, seal
-from tests.pop.wiring import TOPIC, Parts
+from tests.pop.wiring import GROUP, TOPIC, Parts
 
 Row = dict[str, Any]
 
@@ -54,6 +55,16 @@ def read_tables(data_dir: Path) -> dict[str, list[Row]]:
     }
 
 
+def write_without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stores write acknowledgements and deletions as versions without their flags did."""
+    append = Store.append
+
+    def append_without(store: Store, kind: Kind, *arguments: Any) -> int:
+        return append(store, kind, *(arguments[:4] if kind in (Kind.POP_ACK, Kind.GROUP_DELETED) else arguments))
+
+    monkeypatch.setattr(Store, "append", append_without)
+
+
 def stories(tables: dict[str, list[Row]], group: str) -> dict[int, list[tuple[Any, ...]]]:
     """Return the stages of each delivery of a group: stage, cause of its end (None if it is open) and whether that counted."""
     ends = {row["key"]: row for row in tables["ends"] if row["group_name"] == group}
@@ -68,7 +79,8 @@ def stories(tables: dict[str, list[Row]], group: str) -> dict[int, list[tuple[An
 
 
 def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
-    groups = ("acks", "nacks", "suspends", "extends", "times out", "loses", "is left", "dead", "forwards", "resets", "deletes")
+    groups = ["acks", "nacks", "suspends", "extends", "times out", "loses", "is left", "dead", "forwards", "resets", "deletes"]
+    groups += ["is unused", "expires"]
     for name in groups:
         parts.create(name, attempts_max=1 if name == "dead" else 3)
     parts.publish(b"1", b"2")
@@ -101,6 +113,10 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     parts.admin.reset("resets", "", ResetTo("latest"))
     pop("deletes")
     parts.admin.delete("deletes")
+    pop("is unused")
+    parts.admin.delete("is unused", is_unused=True)
+    parts.publish(b"3", properties=Properties(expires_at_ms=parts.clock.now_ms()))
+    parts.pop(3, 10_000, group="expires")
     seal(parts)
     parts.advance(9_000)
     seal(parts)
@@ -113,6 +129,7 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
 
     alone, together = [("popped", "timed_out", True)], [("popped", "timed_out", False)]  # see `pop.core.suspicion`
     assert of("acks") == [[("popped", "acked", None)]] * 2
+    assert of("expires") == [[("popped", "expired", None)], together, together]
     assert of("nacks") == [[("popped", "acked", None)], [("popped", "nacked", True), ("waiting", "waited", None)]]
     assert of("suspends") == [[("popped", "suspended", False), ("waiting", "waited", None)], alone]
     extended = [("popped", "extended", None), ("extended", "extended", None), ("extended", "acked", None)]
@@ -124,6 +141,7 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     assert of("forwards") == [[("popped", "dead_lettered", None)], alone]
     assert of("resets") == [[("popped", "reset", None)]] * 2
     assert of("deletes") == [[("popped", "deleted", None)]] * 2
+    assert of("is unused") == [[("popped", "last_member_left", None)]] * 2
     reasons = {row["group_name"]: row["reason"] for row in tables["ends"] if row["reason"] is not None}
     assert reasons == {"dead": "attempts_exhausted", "forwards": "forwarded"}
     assert {row["cause"] for row in tables["ends"]} == set(CAUSES) - {Cause.UNRECORDED}
@@ -225,8 +243,13 @@ def test_an_end_tells_the_pop_the_deadline_and_the_message(parts: Parts) -> None
 
 
 @pytest.mark.parametrize("is_sealed_between", [False, True])
-def test_an_acknowledgement_that_may_be_an_expiry_is_unrecorded(parts: Parts, is_sealed_between: bool) -> None:
-    """The node acknowledges what has expired, right after the pop. A consumer that is as fast leaves the same record."""
+@pytest.mark.parametrize("has_flags", [True, False])
+def test_an_acknowledgement_without_a_flag_that_may_be_an_expiry_is_unrecorded(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, has_flags: bool, is_sealed_between: bool
+) -> None:
+    """The node acknowledges what has expired, right after the pop. Without flags, a consumer that is as fast left the same."""
+    if not has_flags:
+        write_without_flags(monkeypatch)
     for name in ("lives", "expires", "far"):
         parts.create(name, topic_filter=f"{name}/#")
     expires_at_ms = parts.clock.now_ms() + 1_000
@@ -242,11 +265,21 @@ def test_an_acknowledgement_that_may_be_an_expiry_is_unrecorded(parts: Parts, is
     assert parts.pop(group="expires", topic_filter="expires/#") == []
     causes = {row["group_name"]: row["cause"] for row in tables_of(parts)["ends"]}
     # The writer keeps which segments have messages that expire, and not which messages these are.
-    clear = "unrecorded" if is_sealed_between else "acked"
-    assert causes == {"lives": clear, "expires": "unrecorded", "far": clear}
+    clear = "unrecorded" if is_sealed_between and not has_flags else "acked"
+    assert causes == {"lives": clear, "expires": "expired" if has_flags else "unrecorded", "far": clear}
 
 
-def test_without_messages_that_expire_each_acknowledgement_is_one(parts: Parts) -> None:
+def test_a_deletion_without_a_flag_does_not_say_why(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_without_flags(monkeypatch)
+    parts.create()
+    parts.publish(b"1")
+    parts.pop()
+    parts.admin.delete(GROUP, is_unused=True)
+    assert [row["cause"] for row in tables_of(parts)["ends"]] == ["deleted"]
+
+
+def test_without_messages_that_expire_each_acknowledgement_is_one(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_without_flags(monkeypatch)
     parts.create()
     parts.publish(b"1")
     seal(parts)
