@@ -79,6 +79,8 @@ class Chains(NamedTuple):
     """Of `STAGE_DTYPE`, one per stage that begins in the segment, in the order of the arguments."""
     ended: Array
     """Of `STAGE_DTYPE`, one per end: the stage that ended. Fields that are not known are `UNKNOWN`."""
+    is_repeated: Array
+    """Whether an end is of a stage that had already ended in the segment, one per end."""
     open: Array
     """Of `STAGE_DTYPE`: the stages that are open after the segment, by key."""
 
@@ -112,8 +114,12 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
         known["delivery_id"], known["popped_ms"] = known["delivery_id"][first], known["popped_ms"][first]
 
     at, is_known = find(known["key"], ended["key"])
-    ends_at = np.full(len(known), FAR)
-    np.minimum.at(ends_at, at[is_known], ended["position"][is_known])
+    rows = np.arange(len(at))
+    end = np.full(len(known), len(rows))  # the row that ends each stage: the first one of its key
+    np.minimum.at(end, at[is_known], rows[is_known])
+    ends_at = np.append(ended["position"], FAR)[end]
+    is_repeated = is_known.copy()
+    is_repeated[end[end < len(rows)]] = False
     for move in moves:
         is_set_before = (known["at_ms"] >= move.begin_ms) & (known["at_ms"] <= move.end_ms) & (known["key"] < move.position)
         is_moved = is_set_before & (known["deadline_ms"] > move.end_ms) & (ends_at > move.position)
@@ -125,7 +131,7 @@ def chained(open_before: Array, begun: dict[str, Array], ended: dict[str, Array]
         unknown = np.full(np.count_nonzero(~is_known), UNKNOWN, STAGE_DTYPE)
         unknown["key"] = unknown["delivery_id"] = ended["key"][~is_known]
         over[~is_known] = unknown
-    return Chains(fresh, over, known[ends_at == FAR])
+    return Chains(fresh, over, is_repeated, known[ends_at == FAR])
 
 
 def queued(before: Array, chains: Chains, ended: dict[str, Array], found: Array, voids: list[GroupVoid]) -> Array:
@@ -140,7 +146,7 @@ def queued(before: Array, chains: Chains, ended: dict[str, Array], found: Array,
         found: what `causes` returns.
         voids: the resets and deletions in the segment.
     """
-    is_back = np.isin(found, _RETURNING) & (chains.ended["message_position"] != UNKNOWN)
+    is_back = np.isin(found, _RETURNING) & (chains.ended["message_position"] != UNKNOWN) & ~chains.is_repeated
     back = chains.ended[is_back]
     back["position"], back["at_ms"], back["stage"] = ended["position"][is_back], ended["at_ms"][is_back], QUEUED
     came = np.concatenate([before, back])

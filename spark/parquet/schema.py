@@ -193,6 +193,11 @@ ENDS = ParquetTable(
             is_nullable=True,
         ),
         ParquetColumn("reason", ColumnType.STRING, "Why the message is a dead letter, as the node says.", is_nullable=True),
+        ParquetColumn(
+            "repeated",
+            ColumnType.BOOLEAN,
+            "Whether the stage had already ended in the same segment. If it had in an earlier one, `stage` is null instead.",
+        ),
         ParquetColumn("stage", ColumnType.STRING, "Stage that ended. Null if its beginning is unknown.", is_nullable=True),
         ParquetColumn("popped_ms", ColumnType.BIGINT, "When the delivery was popped, if known.", is_nullable=True),
         ParquetColumn(

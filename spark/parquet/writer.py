@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from penstock.spark import segments
 from penstock.spark.errors import LogMissing, TablesInvalid
 from penstock.spark.parquet import chains
-from penstock.spark.parquet.chains import CAUSES, STAGE_DTYPE, UNKNOWN
+from penstock.spark.parquet.chains import CAUSES, STAGE_DTYPE, UNKNOWN, Chains
 from penstock.spark.parquet.files import DIRECTORY, TableFiles, locked, remove_unfinished, replacing, table_path
 from penstock.spark.parquet.properties import PropertyColumns
 from penstock.spark.parquet.rows import MessageRows, SegmentRows, read_segment, replaced
@@ -210,7 +210,7 @@ def _tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple
     return after, {
         MESSAGES.name: _table(MESSAGES, _message_columns(messages, rows)),
         DELIVERIES.name: _table(DELIVERIES, _delivery_columns(begun, resolved.begun, begun_names)),
-        ENDS.name: _table(ENDS, _end_columns(ended, resolved.ended, causes, rows)),
+        ENDS.name: _table(ENDS, _end_columns(ended, resolved, causes, rows)),
         DAMAGES.name: _listed(DAMAGES, damages),
         SETTINGS.name: _listed(SETTINGS, rows.settings),
         OPEN.name: _table(OPEN, _open_columns(after)),
@@ -375,7 +375,8 @@ def _open_columns(after: WriterState) -> dict[str, Any]:
     }
 
 
-def _end_columns(ended: dict[str, Array], over: Array, causes: Array, rows: SegmentRows) -> dict[str, Any]:
+def _end_columns(ended: dict[str, Array], resolved: Chains, causes: Array, rows: SegmentRows) -> dict[str, Any]:
+    over = resolved.ended
     is_counted = np.isin(causes, _COUNTED)
     is_uncounted = np.isin(causes, _UNCOUNTED)
     is_timed_out = causes == CAUSES.index(Cause.TIMED_OUT)
@@ -387,6 +388,7 @@ def _end_columns(ended: dict[str, Array], over: Array, causes: Array, rows: Segm
         "cause": _CAUSES.take(pa.array(causes)),
         "counted": pa.array(is_counted & ~(is_timed_out & ended["is_uncounted"]), mask=~(is_counted | is_uncounted)),
         "reason": _texts(rows.reasons),
+        "repeated": resolved.is_repeated,
         "stage": _stages(over["stage"]),
         "popped_ms": _known(over["popped_ms"]),
         "deadline_ms": _known(over["deadline_ms"]),

@@ -149,7 +149,7 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     assert [row["attempts_max"] for row in created] == [1 if name == "dead" else 3 for name in groups]
     assert {row["topic_filter"] for row in created} == {"plant/#"}
     others = [(row["group_name"], row["change"]) for row in tables["settings"] if row not in created]
-    assert others == [("resets", "reset"), ("deletes", "deleted")]
+    assert others == [("resets", "reset"), ("deletes", "deleted"), ("is unused", "deleted")]
 
 
 def waiting(group: ConsumerGroup) -> list[int]:

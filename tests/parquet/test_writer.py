@@ -272,6 +272,26 @@ def test_a_step_of_the_clock_moves_the_deadlines_that_were_set_before_it(tmp_pat
     assert column(tmp_path, "ends", "cause")[-1] == "timed_out"
 
 
+@pytest.mark.parametrize("is_sealed_between", [False, True])
+def test_an_end_after_another_one_is_repeated_where_the_segment_says_so(tmp_path: Path, is_sealed_between: bool) -> None:
+    log = LogWriter()
+    log.group(1, GROUP, "a/#")
+    key = log.checkpoint(1, GROUP, [log.message("a") for _ in range(3)], deadline_ms=40_000)
+    log.ack(1, GROUP, [(key, 1), (key, 0), (key, 1)])
+    if is_sealed_between:
+        log.roll()
+    log.settle(Kind.POP_REVIVED, 1, GROUP, [(key, 0), (key, 2)])
+    log.ack(1, GROUP, [(key, 2), (9_000, 0)])
+    log.ack(1, GROUP, [(9_000, 0)])
+    log.roll()
+    log.save(tmp_path)
+    list(backfill(tmp_path))
+    repeated = [False, False, True, not is_sealed_between, False, True, False, False]
+    assert column(tmp_path, "ends", "repeated") == repeated
+    unknown = [(is_sealed_between and index == 3) or index > 5 for index in range(8)]
+    assert [stage is None for stage in column(tmp_path, "ends", "stage")] == unknown
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
