@@ -194,7 +194,7 @@ def next_valid(read: Read, damaged: int, last: int, end: int) -> int | None:
     If the size field of the damaged record leads to a valid record, that is the one. A search could find bytes inside of
     its body that only look like a record, which a publisher may have put there. But if its checksum, which does not cover
     the size, says that it ends where the search finds a record, then only the size field is damaged, and the search is
-    right.
+    right. If it says so of the end of what the search finds, that is inside of the damaged record: it is a copy.
     """
     found = find_valid(read, damaged + HEADER_BYTES, last, end)
     try:
@@ -205,6 +205,9 @@ def next_valid(read: Read, damaged: int, last: int, end: int) -> int | None:
         with suppress(RecordUnreadable):
             if checksum(read(damaged + CRC_FROM, found - damaged - CRC_FROM)) == crc:
                 return found
+            after = found + size_of(read(found, HEADER_BYTES))
+            if checksum(read(damaged + CRC_FROM, after - damaged - CRC_FROM)) == crc:
+                return after if after < last else None
     following = damaged + size
     if HEADER_BYTES <= size <= RECORD_BYTES_MAX:
         if following == end:

@@ -28,6 +28,9 @@ SMOKE_SEED = 1
 OVERTIME = 3.0
 """A suite that takes so many times its share, and `GRACE_S` on top, is ended and has failed."""
 GRACE_S = 600.0
+ATTACK_S_MIN = 2.0
+"""Seconds of an attack in a window. In less, an attacker may not reach the bound that is to stop it."""
+
 SOAK_MINUTES_MIN = 10.0
 """Minutes of the soak. Before that, its rows and the block cache still fill, which looks like growth."""
 
@@ -126,7 +129,7 @@ def _attacks(size: Size) -> list[list[str]]:
     """Attackers beside honest clients. How fast the node is meanwhile is in the log, and is judged by `make test-attack`."""
     if size.is_smoke:
         return [_pytest("-m", "nightly", "tests/attack")]
-    seconds = min(max(round(size.seconds / 60 / 6, 1), 0.6), 2.9)
+    seconds = min(max(round(size.seconds / 60 / 6, 1), ATTACK_S_MIN), 2.9)
     return [[PYTHON, "-m", "tests.attack", f"--seconds={seconds:g}", "--windows=2", "--tries=2"]]
 
 

@@ -16,7 +16,7 @@ from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown
 from penstock.store.files import SystemFiles, Usage
 from penstock.store.index import DAMAGED, DISCARDED
 from penstock.store.options import KIB, StoreOptions
-from penstock.store.record import HEADER_BYTES, Kind, Record, encode
+from penstock.store.record import COPY_FIXED, HEADER_BYTES, Kind, Record, encode
 from penstock.store.repair import QUARANTINE, ROOM_BYTES, _filler_sizes, repair, survey
 from tests.pop.wiring import Parts
 from tests.store.repair_child import KILLED
@@ -135,6 +135,18 @@ def test_a_record_inside_a_damaged_body_does_not_count_as_a_record(tmp_path: Pat
     _flip(tmp_path, HEADER_BYTES)
     (damage,) = survey(tmp_path).damages
     assert damage.length == HEADER_BYTES + 3 + 2 * len(inner)
+
+
+def test_a_record_inside_a_copy_of_another_size_does_not_count_as_a_record(tmp_path: Path) -> None:
+    """The checksum does not cover the size, so it tells where the copy ends. Its content would else be a second message."""
+    log = CommitLog(tmp_path, segment_bytes=KIB)
+    inner = encode(Kind.MESSAGE, b"a/b", b"copied", store_ms=1)
+    copy = encode(Kind.COPIED, b"", inner, store_ms=2, fixed=COPY_FIXED.pack(7))
+    for data in (copy, encode(Kind.MESSAGE, b"a/b", b"behind", store_ms=2)):
+        log.add(data, b"", len(data))
+    log.close()
+    _flip(tmp_path, 0)
+    assert [damage.length for damage in survey(tmp_path).damages] == [len(copy)]
 
 
 def test_a_damaged_last_record_is_a_torn_tail_unless_it_is_known_to_have_been_durable(tmp_path: Path) -> None:
