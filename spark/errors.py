@@ -11,6 +11,10 @@ class JavaMissing(ReconcileError):
     """Raised when there is no Java that Spark can use. Only reconciliation needs Java."""
 
 
+class EngineMissing(ReconcileError):
+    """Raised when what is to run the reconciliation is not installed."""
+
+
 class LogMissing(ReconcileError):
     """Raised when a directory holds no CommitLog, or a segment disappears before it is read."""
 

@@ -1,4 +1,4 @@
-"""The reference pages of the documentation, generated from the code: options, commands, metrics and tables.
+"""The reference pages of the documentation, generated from the code: options, commands, metrics, tables and outcomes.
 
 `python -m tests.reference` writes them to docs/reference/, `python -m tests.reference --check` names those that are stale.
 """
@@ -24,7 +24,9 @@ from penstock.node.config import SECTIONS, Config
 from penstock.node.document import toml_of
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions
-from penstock.spark.parquet.schema import CAUSES, TABLES
+from penstock.spark.parquet.schema import CAUSES, TABLES, ParquetTable
+from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_MESSAGES
+from penstock.spark.reconciliation.tables import REPORT_TABLES
 from penstock.store.options import HostPort, bounds_of, describe_allowed
 from penstock.tracing.options import TracingOptions
 
@@ -235,19 +237,52 @@ def tables_page() -> str:
         "`penstock tables backfill` writes these tables. The [guide](../guides/tables.md) shows how to read them. Each of them "
         "has the partition column `date` besides, the day in UTC on which its segment begins.",
     ]
-    for table in TABLES:
-        rows = [
-            (f"`{column.name}`", f"`{column.type}`", "yes" if column.is_nullable else "no", column.doc)
-            for column in table.columns
-        ]
-        parts += [f"## {table.name}", table.doc, _table(("Column", "Type", "Null", "Meaning"), rows)]
+    parts += _described(TABLES)
     causes = [(f"`{cause}`", f"{meaning}.") for cause, meaning in CAUSES.items()]
     return "\n\n".join([*parts, "## Causes", _table(("Cause in `ends`", "Meaning"), causes)]) + "\n"
 
 
+def _described(tables: Iterable[ParquetTable]) -> Iterator[str]:
+    """Yield the sections of Parquet tables."""
+    for table in tables:
+        rows = [
+            (f"`{column.name}`", f"`{column.type}`", "yes" if column.is_nullable else "no", column.doc)
+            for column in table.columns
+        ]
+        yield from (f"## {table.name}", table.doc, _table(("Column", "Type", "Null", "Meaning"), rows))
+
+
+def reconciliation_page() -> str:
+    """Return the page of the outcomes and of the tables of a report."""
+    outcomes = [
+        (f"`{each}`", "yes" if each in OF_DELIVERIES else "no", "yes" if each in OF_MESSAGES else "no", f"{meaning}.")
+        for each, meaning in MEANINGS.items()
+    ]
+    return (
+        "\n\n".join(
+            [
+                NOTE,
+                "# Reconciliation",
+                "`penstock reconcile` gives each delivery, and each message in a group, one of these outcomes. The "
+                "[guide](../guides/reconciliation.md) tells how to run it.",
+                _table(("Outcome", "Of deliveries", "Of messages", "Meaning"), outcomes),
+                "A report has `summary.json` and these Parquet tables.",
+                *_described(REPORT_TABLES),
+            ]
+        )
+        + "\n"
+    )
+
+
 # --- pages ------------------------------------------------------------------------------------------------------------
 
-PAGES = {"options.md": options_page, "commands.md": commands_page, "metrics.md": metrics_page, "tables.md": tables_page}
+PAGES = {
+    "options.md": options_page,
+    "commands.md": commands_page,
+    "metrics.md": metrics_page,
+    "tables.md": tables_page,
+    "reconciliation.md": reconciliation_page,
+}
 """What makes each page, by file name."""
 
 

@@ -2,7 +2,7 @@
 
 The node, the fleet of devices and each of three consumers are processes of their own; each device and the dashboard have an
 MQTT connection. One consumer is killed while it holds messages and one is too slow, so the node has to revive messages. Then
-Spark pairs every delivery with its outcome.
+Apache Spark, or DuckDB where there is no Java, pairs every delivery with its outcome.
 """
 
 from __future__ import annotations
@@ -236,13 +236,12 @@ def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) 
     console = Console(markup=False, highlight=False)  # paths and errors may hold brackets
     try:
         from penstock.spark.errors import ReconcileError
-        from penstock.spark.session import java_version
+        from penstock.spark.reconciliation.command import LOCAL_MASTER, choose, run
     except ModuleNotFoundError as error:
-        hint = f"penstock demo: {error.name} is not installed: {install_hint('spark')}"
-        console.print(hint, style="red")
+        console.print(f"penstock demo: {error.name} is not installed: {install_hint('tables')}", style="red")
         return 2
     try:
-        java_version()
+        engine = choose("auto", LOCAL_MASTER)
     except ReconcileError as error:
         console.print(f"penstock demo: {error}", style="red")
         return 2
@@ -256,10 +255,9 @@ def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) 
     except DemoFailed as error:
         console.print(f"penstock demo: {error}", style="red")
         return 1
-    console.print("\nThe node has stopped. Apache Spark now reads its log and pairs every delivery with its outcome.\n")
-    from penstock.spark.reconcile import run
-
-    status = run(demo.data_dir, demo.report_dir)
+    name = "Apache Spark" if engine == "spark" else "There is no Java for Apache Spark, so DuckDB"
+    console.print(f"\nThe node has stopped. {name} now reads its log and pairs every delivery with its outcome.\n")
+    status = run(demo.data_dir, demo.report_dir, engine=engine)
     return _conclude(console, demo, status, time.monotonic() - began)
 
 
@@ -273,14 +271,14 @@ def _directory(directory: Path | None) -> Path:
 
 
 def _conclude(console: Console, demo: _Demo, status: int, seconds: float) -> int:
-    """Compare the published readings with the result of Spark, print a conclusion, and return the exit status."""
-    if status == 2:
+    """Compare the published readings with the report, print a conclusion, and return the exit status."""
+    if status > 1:  # there is no report
         return 1
     summary = orjson.loads((demo.report_dir / "summary.json").read_bytes())
     # The fleet sends a reading again if its PUBACK is late. The node then stores it twice.
     stored = demo.readings + int(demo.fleet["resent"])
     groups = [group for group in summary["groups"] if group["group"] == GROUP]
-    acked = sum(group["messages_acked"] for group in groups)
+    acked = sum(group["message_outcomes"]["acked"] for group in groups)
     handed_out = sum(group["messages"] for group in groups)
     complete = acked == handed_out and demo.readings <= acked <= stored
     late = demo.workers["slow"].get("late", 0)

@@ -160,7 +160,7 @@ def queued(before: Array, chains: Chains, ended: dict[str, Array], found: Array,
     is_last[:-1] = (events["group_id"][:-1] != events["group_id"][1:]) | (
         events["message_position"][:-1] != events["message_position"][1:]
     )
-    waiting = events[is_last & (events["stage"] == QUEUED)]
+    waiting: Array = events[is_last & (events["stage"] == QUEUED)]
     for void in voids:
         waiting = waiting[(waiting["group_id"] != void.group_id) | (waiting["position"] > void.position)]
     return waiting

@@ -31,7 +31,7 @@ def setting_rows(each: Record) -> list[dict[str, Any]]:
         "at_ms": each.store_ms,
         "group_id": POP_FIXED.unpack(each.fixed)[0],
         "group_name": each.topic.decode(errors="replace"),
-        "change": _CHANGES[each.kind],
+        "change": _CHANGES[Kind(each.kind)],
         "topic_filter": described.get("filter"),
         "attempts_max": settings.get("attempts_max"),
         "settings": orjson.dumps(settings).decode(),

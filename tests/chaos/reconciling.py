@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ GRACE_MS = 10_000
 ANSWER_S_MAX = 900
 """A session starts in some seconds, or in minutes beside other work."""
 
-ACKED = {"acked_in_time", "acked_late"}
+ACKED = {"acked", "acked_late"}
 
 Delivery = tuple[int, int]
 """Position of a message, and attempt."""
@@ -76,9 +77,10 @@ class Reconciler:
 def compare(ledger: Ledger, report: dict[str, Any]) -> None:
     """Report to the ledger where Spark's report contradicts what clients were told and what they saw."""
     totals = report["summary"]["totals"]
-    bad = {"lost": totals["outcomes"]["lost"], "late": totals["outcomes"]["acked_late"], "conflicting": totals["conflicting"]}
+    bad = {name: totals["outcomes"][name] for name in ("lost", "acked_late", "conflicting")}
+    bad["lost_messages"] = totals["message_outcomes"]["lost"]
     if ledger.is_state_intact and not ledger.may_repeat:
-        bad |= {"orphan_acks": totals["orphan_acks"], "orphan_others": totals["orphan_others"]}
+        bad["orphans"] = totals["orphans"]
     for name, count in bad.items():
         if count:
             ledger.report("spark", f"Spark counts {count} deliveries as {name}")
@@ -111,22 +113,24 @@ def _compare_group(ledger: Ledger, group: Consumed, outcomes: dict[Delivery, set
 def main() -> None:
     from pyspark.sql import functions as F
 
-    from penstock.spark.reconcile import reconcile
+    from penstock.spark import reconcile
+    from penstock.spark.reconciliation.reconcile import ReconcileOptions
     from penstock.spark.session import open_session
 
     spark = open_session("local[1]", "penstock chaos")
     for line in sys.stdin:
         data_dir = line.strip()
-        found = reconcile(spark, data_dir, grace_ms=GRACE_MS)
-        deliveries = found.deliveries.select("group", "message_position", "attempt", "outcome").collect()
+        with tempfile.TemporaryDirectory() as out:
+            summary = reconcile(spark, data_dir, out, ReconcileOptions(grace_ms=GRACE_MS))
+            outcomes = spark.read.parquet(f"{out}/outcomes").where("stage <> 'waiting'")
+            deliveries = outcomes.select("group_name", "message_position", "attempt", "outcome").collect()
         records = spark.read.format("commitlog").option("table", "records").option("columns", "kind,body").load(data_dir)
         bodies = records.where(F.col("kind").isin("MESSAGE", "COPIED")).select("kind", "body").collect()
         answer = {
-            "summary": found.summary,
+            "summary": summary,
             "deliveries": [tuple(row) for row in deliveries],
             "messages": [key for kind, body in bodies if (key := _key(kind, bytes(body))) is not None],
         }
-        found.close()
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -14,9 +14,9 @@ from penstock.install import install_hint
 from tests.system.processes import ROOT
 from tests.waiting import PROCESS_S
 
-HIDE_PYSPARK = """
+HIDE_PYARROW = """
 import sys
-sys.modules["pyspark"] = None
+sys.modules["pyarrow"] = None
 from penstock.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -47,7 +47,7 @@ def test_the_tables_without_their_extra_show_the_hint(
 @pytest.mark.parametrize("command", ["reconcile", pytest.param("demo", marks=pytest.mark.nightly)])
 def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", HIDE_PYSPARK, command],
+        [sys.executable, "-c", HIDE_PYARROW, command],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -56,8 +56,8 @@ def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_pa
     )
     assert ended.returncode == 2
     shown = " ".join((ended.stdout + ended.stderr).split())  # A terminal may wrap the line.
-    assert shown.startswith(f"penstock {command}: pyspark")
-    assert shown.endswith(f"is not installed: {install_hint('spark')}")
+    assert shown.startswith(f"penstock {command}: pyarrow")
+    assert shown.endswith(f"is not installed: {install_hint('tables')}")
     assert "Traceback" not in shown
 
 

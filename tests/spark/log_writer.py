@@ -60,9 +60,10 @@ class LogWriter:
         )
         return self.add(Kind.POP_CHECKPOINT, name, body, fixed=POP_FIXED.pack(group_id, 1, deadline_ms))
 
-    def settle(self, kind: Kind, group_id: int, name: str, references: list[Reference]) -> int:
+    def settle(self, kind: Kind, group_id: int, name: str, references: list[Reference], flags: int = 0) -> int:
         body = b"".join(REFERENCE.pack(*reference) for reference in references)
-        return self.add(kind, name, body, fixed=POP_FIXED.pack(group_id, 1, 0))
+        properties = b'{"cursor": 0}' if kind == Kind.GROUP_OFFSET_RESET else b""
+        return self.add(kind, name, body, fixed=POP_FIXED.pack(group_id, 1, 0), properties=properties, flags=flags)
 
     def ack(self, group_id: int, name: str, references: list[Reference]) -> int:
         return self.settle(Kind.POP_ACK, group_id, name, references)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
-from penstock.spark import session
+from penstock.spark import java, session
 from penstock.spark.errors import JavaMissing
 
 
@@ -24,13 +24,13 @@ def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaMissing, match=r"Reconciliation needs Java.* apt install openjdk-17"):
-        session.java_version()
+        java.java_version()
 
 
 def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match=f"{tmp_path}/bin/java can't be run"):
-        session.java_version()
+        java.java_version()
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_recent_java_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first_line: str, version: int) -> None:
     a_java(tmp_path, f"echo '{first_line}' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert session.java_version() == version
+    assert java.java_version() == version
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_another_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     a_java(tmp_path, script)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match=complaint):
-        session.java_version()
+        java.java_version()
 
 
 def test_the_zip_for_executors_holds_what_a_worker_imports(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_demo_accounts_for_every_reading(demo: Demo) -> None:
     assert demo.ended.returncode == 0, demo.ended.stdout + demo.ended.stderr
     summary = json.loads((demo.directory / "report/summary.json").read_bytes())
     (group,) = summary["groups"]
-    assert group["messages_acked"] == group["messages"] == 8000
+    assert group["message_outcomes"]["acked"] == group["messages"] == 8000
     assert group["outcomes"]["lost"] == 0
     assert group["outcomes"]["revived"] > 0, "the killed consumer held a batch, of at most 64"
     assert "1 consumer was killed" in " ".join(demo.ended.stdout.split())
@@ -118,6 +118,6 @@ def test_reconcile_reads_the_directory_of_a_live_node(node: NodeProcess, tmp_pat
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     outcomes = summary["totals"]["outcomes"]
-    assert (outcomes["acked_in_time"], outcomes["in_flight"], outcomes["lost"]) == (3, 1, 0)
+    assert (outcomes["acked"], outcomes["in_flight"], outcomes["lost"]) == (3, 1, 0)
     assert summary == json.loads((out / "summary.json").read_bytes())
-    assert list((out / "deliveries").glob("*.parquet"))
+    assert list((out / "outcomes").glob("*.parquet"))

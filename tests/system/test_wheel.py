@@ -198,5 +198,5 @@ def test_spark_reconciles_beside_packages_of_the_same_names(environment: Path, s
     # `python -m` puts the project's folder first on the path, also on that of Spark's workers.
     shown = run(environment / "python", "-m", "penstock", "reconcile", "--json", directory=shop)
     summary = json.loads(shown)
-    assert (summary["complete"], summary["ok"]) == (True, True)
-    assert summary["groups"][0]["messages_acked"] == 1
+    assert (summary["complete"], summary["ok"], summary["engine"]) == (True, True, "spark")
+    assert summary["groups"][0]["message_outcomes"]["acked"] == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.cli.commands.arguments import EXIT_USAGE, Commands, add_command, add_data_dir, duration, instant
@@ -12,40 +14,70 @@ from penstock.install import install_hint
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
-    command = add_command(commands, "reconcile", "Pair every delivery with its acknowledgement, with Apache Spark.")
-    add_data_dir(command)
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="Directory for Parquet tables and summary.json (none written)."
+    command = add_command(
+        commands, "reconcile", "Pair every delivery with its acknowledgement, with Spark or DuckDB; the node may be running."
     )
-    command.add_argument("--master", default="local[*]", metavar="URL", help="Spark master (%(default)s).")
+    add_data_dir(command)
+    command.add_argument("--out", type=Path, metavar="DIR", help="Directory for the report (none written).")
+    command.add_argument(
+        "--engine",
+        choices=["auto", "spark", "duckdb"],
+        default="auto",
+        help="What runs the SQL: auto is Spark where Java and the extra `spark` are installed, else DuckDB (%(default)s).",
+    )
+    command.add_argument(
+        "--master", default="local[*]", metavar="URL", help="Spark master, or server of Connect (%(default)s)."
+    )
     command.add_argument("--json", action="store_true", help="Print the summary as JSON.")
     command.add_argument(
+        "--since",
+        metavar="PLACE",
+        help="Begin at the last seal before a position or a date (YYYY-MM-DD), or where the report in --out ended: `last` (the "
+        "beginning).",
+    )
+    command.add_argument(
+        "--at",
         "--as-of",
-        "--as-of-ms",
         type=instant,
         metavar="TIME",
         dest="as_of_ms",
-        help="Time at which deadlines are judged, as ISO 8601 or in ms since 1970 (store time of the log's last record).",
+        help="Show the log as it was then: an ISO 8601 time, or ms since 1970 (now if the node runs, else the last record).",
     )
     command.add_argument(
         "--grace",
-        "--grace-ms",
         type=duration,
         default=60_000,
         metavar="TIME",
         dest="grace_ms",
-        help="Time after a deadline before an unsettled delivery counts as a finding (1min). A number alone is ms.",
+        help="Time after a deadline before a delivery without an end counts as a finding (1min). A number alone is ms.",
     )
     command.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
-        from penstock.spark.reconcile import run
-    except ModuleNotFoundError as error:
-        print(f"penstock reconcile: {error.name} is not installed: {install_hint('spark')}", file=sys.stderr)
+    if find_spec("pyarrow") is None:
+        print(f"penstock reconcile: pyarrow is not installed: {install_hint('tables')}", file=sys.stderr)
         return EXIT_USAGE
     from penstock.cli.actions.stages import Stages
+    from penstock.node.lock import is_locked
+    from penstock.spark.errors import ReadOptionInvalid
+    from penstock.spark.reconciliation.command import run
+    from penstock.spark.reconciliation.reconcile import ReconcileOptions
 
-    stages = Stages(is_shown=not options.json)
-    return run(options.data_dir, options.out, options.master, options.json, options.as_of_ms, options.grace_ms, stages)
+    as_of_ms = options.as_of_ms
+    if as_of_ms is None and is_locked(options.data_dir):
+        as_of_ms = time.time_ns() // 1_000_000  # a quiet node appends nothing, and its deadlines pass all the same
+    try:
+        wanted = ReconcileOptions(as_of_ms=as_of_ms, grace_ms=options.grace_ms, since=options.since)
+    except ReadOptionInvalid as error:
+        print(f"penstock reconcile: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return run(
+        options.data_dir,
+        options.out,
+        engine=options.engine,
+        master=options.master,
+        json=options.json,
+        options=wanted,
+        stages=Stages(is_shown=not options.json),
+    )

@@ -1,0 +1,115 @@
+"""What runs the SQL: Spark, or DuckDB. Both run the same text over the same Parquet files, and write Parquet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = dict[str, Any]
+
+DUCKDB_MEMORY = "1GB"
+"""Memory that DuckDB takes before it puts what exceeds it on disk."""
+
+
+class Engine(Protocol):
+    """Runs SQL over Parquet files."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+
+    def register(self, name: str, files: Sequence[Path]) -> None:
+        """Give files of one schema a name that SQL can use. There is at least one."""
+
+    def materialise(self, name: str, sql: str, directory: Path) -> None:
+        """Run a query, write its rows to a new directory as Parquet, and give them a name."""
+
+    def rows(self, sql: str) -> list[Row]:
+        """Return the rows of a query that has few."""
+
+    def close(self) -> None:
+        """Free what the engine holds. Files stay."""
+
+
+class DuckEngine:
+    """DuckDB, in this process.
+
+    Parameters:
+        scratch: a directory for what does not fit into memory.
+        threads: how many it uses; as many as there are processors if it is None.
+    """
+
+    name = "duckdb"
+
+    def __init__(self, scratch: Path, *, threads: int | None = None) -> None:
+        import duckdb
+
+        settings: dict[str, Any] = {"memory_limit": DUCKDB_MEMORY, "temp_directory": str(scratch)}
+        if threads is not None:
+            settings["threads"] = threads
+        self._connection = duckdb.connect(config=settings)
+        self._connection.execute("SET preserve_insertion_order = false")
+
+    def register(self, name: str, files: Sequence[Path]) -> None:
+        listed = ", ".join(_literal(re.sub(r"([*?\[\]])", r"[\1]", str(path))) for path in files)  # they may be patterns
+        self._connection.execute(
+            f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
+        )
+
+    def materialise(self, name: str, sql: str, directory: Path) -> None:
+        directory.mkdir()
+        target = directory / "part-0.parquet"
+        self._connection.execute(f"COPY ({sql}) TO {_literal(str(target))} (FORMAT parquet, COMPRESSION zstd)")
+        self.register(name, [target])
+
+    def rows(self, sql: str) -> list[Row]:
+        found = self._connection.execute(sql)
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+class SparkEngine:
+    """A Spark session, also of Spark Connect. It needs nothing of Penstock on the executors, but they must see the files."""
+
+    name = "spark"
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._names: list[str] = []
+
+    def register(self, name: str, files: Sequence[Path]) -> None:
+        self._register(name, [_escaped(path) for path in files])
+
+    def _register(self, name: str, paths: list[str]) -> None:
+        reader = self._spark.read.option("recursiveFileLookup", "true")  # no columns are made from the names of folders
+        reader.parquet(*paths).createOrReplaceTempView(name)
+        self._names.append(name)
+
+    def materialise(self, name: str, sql: str, directory: Path) -> None:
+        self._spark.sql(sql).write.parquet(f"file://{directory}")
+        self._register(name, [_escaped(directory)])
+
+    def rows(self, sql: str) -> list[Row]:
+        found: list[Row] = self._spark.sql(sql).toArrow().to_pylist()
+        return found
+
+    def close(self) -> None:
+        for name in self._names:
+            self._spark.catalog.dropTempView(name)
+
+
+def _escaped(path: Path) -> str:
+    """Return a local file as Hadoop's paths name it, which may be patterns."""
+    return "file://" + re.sub(r"([*?\[\]{}\\])", r"\\\1", str(path))

@@ -1,0 +1,141 @@
+"""What a reconciliation reads: the tables of the sealed segments, and the tail of the log, which it writes as tables itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.spark import segments
+from penstock.spark.errors import ReadOptionInvalid
+from penstock.spark.parquet.files import DIRECTORY, SUFFIX, TransientFiles
+from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES, ParquetTable
+from penstock.spark.parquet.writer import ARROW_TYPES, follow
+
+LAST = "last"
+
+OPEN_BEFORE, OPEN_AFTER = "open_before", "open_after"
+"""Names of the table `open` at the beginning and at the end of what is read."""
+
+
+class LogRange(NamedTuple):
+    """The part of a log that is read."""
+
+    start: int
+    """Position at which the log and its tables begin."""
+    begin: int
+    """Position at which the reading begins: the start, or a seal after it."""
+    end: int
+    """Position after the last whole record."""
+    sealed: int
+    """The last seal before the end. The next run may begin there."""
+    first_ms: int
+    last_ms: int
+    """Store times of the first record after `begin` and of the last one."""
+    torn: bool
+    """Whether an incomplete record follows the end."""
+
+
+class Inputs(NamedTuple):
+    """The files of a reconciliation."""
+
+    range: LogRange
+    files: dict[str, list[Path]]
+    """By the name that SQL uses. Each has at least one file, which may have no rows."""
+    damages: list[dict[str, Any]]
+    """The rows of the table `damages`."""
+
+
+class _Part(NamedTuple):
+    """The files of a segment, which have the same name in each table."""
+
+    base: int
+    date: str
+    directory: Path
+
+    def path(self, table: ParquetTable) -> Path:
+        return self.directory / table.name / self.date / f"{self.base:020d}{SUFFIX}"
+
+
+def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sealed_before: int | None = None) -> Inputs:
+    """Choose the files of the tables, and write what they lack to `scratch`.
+
+    Args:
+        path: the data directory of a node, or its folder `commitlog`. The node may be running.
+        scratch: an empty directory.
+        since: where to begin: a position, a date as YYYY-MM-DD, or "last", which is `sealed_before`. The reading begins at the
+            last seal that is not after it. None is the beginning of the tables.
+        sealed_before: `LogRange.sealed` of the run before.
+
+    Raises:
+        LogMissing: the directory holds no log, or retention has removed a segment meanwhile.
+        LogCorrupt, RecordCorrupt: the log is damaged.
+        TablesInvalid: the tables are damaged, or of another log.
+        ReadOptionInvalid: `since` is not one of these, or there is no run before.
+    """
+    log = segments.survey(path)
+    data_dir = log.directory.parent
+    tables, tail = data_dir / DIRECTORY, scratch / "tail"
+    written = follow(data_dir, tail, log, TransientFiles())
+    parts = [*_parts(tables, written), *_parts(tail, log.end)]
+    at = _begin(parts, since, sealed_before)
+    chosen = parts[at:]
+    empty = _write_empty(scratch / "empty")
+    files = {table.name: [each.path(table) for each in chosen] or [empty[table.name]] for table in TABLES}
+    files[OPEN_BEFORE] = [parts[at - 1].path(OPEN) if at else empty[OPEN.name]]
+    files[OPEN_AFTER] = [parts[-1].path(OPEN) if parts else empty[OPEN.name]]
+    del files[OPEN.name]
+    damages = [row for file in files[DAMAGES.name] for row in pq.ParquetFile(file).read().to_pylist()]
+    start = parts[0].base if parts else log.start
+    begin = chosen[0].base if chosen else start
+    first_ms = _first_ms(log, begin)
+    found = LogRange(start, begin, log.end, log.segments[-1].base, first_ms, log.last_ms, log.torn)
+    return Inputs(found, files, damages)
+
+
+def _parts(directory: Path, stop: int) -> list[_Part]:
+    """Return the segments of the tables in a directory up to a position, by the files of `open`, which is written last."""
+    found = [_Part(int(path.stem), path.parent.name, directory) for path in (directory / OPEN.name).glob(f"*/*{SUFFIX}")]
+    return sorted(each for each in found if each.base < stop)
+
+
+def _begin(parts: list[_Part], since: str | int | None, sealed_before: int | None) -> int:
+    """Return the index of the part at which the reading begins."""
+    if since is None:
+        return 0
+    if since == LAST:
+        if sealed_before is None:
+            raise ReadOptionInvalid("There is no report of an earlier run to go on from. Run without `since` first.")
+        since = sealed_before
+    if isinstance(since, str) and since.isdecimal():
+        since = int(since)
+    if isinstance(since, int):
+        return max(sum(each.base <= since for each in parts) - 1, 0)
+    try:
+        day = f"date={_date(since)}"
+    except ValueError:
+        raise ReadOptionInvalid(f"since is {since!r}: give a position, a date as YYYY-MM-DD, or {LAST!r}.") from None
+    return max(sum(each.date < day for each in parts) - 1, 0)  # the segment before may contain midnight
+
+
+def _date(text: str) -> str:
+    from datetime import date
+
+    return date.fromisoformat(text).isoformat()
+
+
+def _first_ms(log: segments.LogSurvey, begin: int) -> int:
+    return next((segments.first_ms(each) or log.first_ms for each in log.segments if each.base == begin), log.first_ms)
+
+
+def _write_empty(directory: Path) -> dict[str, Path]:
+    """Write each table without rows, for what has no file."""
+    directory.mkdir()
+    paths = {}
+    for table in TABLES:
+        schema = pa.schema([pa.field(each.name, ARROW_TYPES[each.type], each.is_nullable) for each in table.columns])
+        paths[table.name] = directory / f"{table.name}{SUFFIX}"
+        pq.write_table(schema.empty_table(), paths[table.name])
+    return paths

@@ -1,0 +1,248 @@
+"""Pairs every checkpoint in the log with its end, and writes the report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.spark.errors import ReadOptionInvalid, ReportDirInUse
+from penstock.spark.reconciliation import steps
+from penstock.spark.reconciliation.engines import Engine, Row
+from penstock.spark.reconciliation.inputs import Inputs, prepare
+from penstock.spark.reconciliation.summary import (
+    FINDINGS,
+    REPORT,
+    SCHEMA_VERSION,
+    DamagedRange,
+    Example,
+    LogPart,
+    Outcome,
+    Summary,
+    group_sections,
+    hours,
+    is_ok,
+    totals,
+)
+
+GRACE_MS = 60_000
+"""How long a delivery may stay without an end after deadline and back-off. Covers the timer's tick and bursts of revivals."""
+
+EXAMPLES_MAX = 20
+"""Maximum number of examples of each outcome. The table `outcomes/` has all of them."""
+
+SUMMARY_FILE = "summary.json"
+
+_EXAMPLE_ORDER = {
+    Outcome.LOST: "deadline_ms, key",
+    Outcome.CONFLICTING: "popped_ms, key",
+    Outcome.ACKED_LATE: "ended_ms DESC, key",
+    Outcome.DEAD_LETTERED: "ended_ms DESC, key",
+    Outcome.REVIVED: "attempt DESC, key",
+    Outcome.UNKNOWN: "popped_ms, key",
+}
+"""How the worst examples of each outcome come first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOptions:
+    """What a reconciliation is asked.
+
+    Parameters:
+        as_of_ms: the time at which deadlines are judged, in ms since 1970 UTC; at least 0. Records stored later are ignored.
+            None is the store time of the log's last record, because a stopped node revives nothing.
+        grace_ms: how long a delivery may stay without an end after its deadline and its group's back-off before it is lost;
+            at least 0.
+        since: where to begin: a position, a date as YYYY-MM-DD, or "last", the last seal that the report before in the same
+            directory has read. What was open there is known. None is the beginning of the tables, or of the log.
+    """
+
+    as_of_ms: int | None = None
+    grace_ms: int = GRACE_MS
+    since: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.grace_ms < 0 or (self.as_of_ms is not None and self.as_of_ms < 0):
+            raise ReadOptionInvalid(f"grace_ms is {self.grace_ms} and as_of_ms is {self.as_of_ms}: neither may be negative.")
+
+
+def reconcile(
+    engine: Engine,
+    data_dir: str | Path,
+    out: str | Path,
+    options: ReconcileOptions | None = None,
+    began: Callable[[str], None] = lambda what: None,
+) -> Summary:
+    """Reconcile the log of a node, which may be running, up to its end at the time of the call.
+
+    The report in `out` is complete or as it was before: it is made beside that directory, and replaces it in the end.
+
+    Args:
+        engine: what runs the SQL. It is not closed.
+        data_dir: the node's data directory, or its folder `commitlog`.
+        out: the directory of the report: `summary.json`, and the tables of `steps.KEPT`. An earlier report is replaced. Spark's
+            executors must see it and the data directory under the same paths.
+        options: what to ask.
+        began: called with the name of each step when it begins.
+
+    Raises:
+        ReadOptionInvalid: an option is invalid.
+        ReportDirInUse: `out` has files, and they aren't an earlier report.
+        LogMissing: the directory holds no log.
+        LogCorrupt, RecordCorrupt: the log is damaged. The message names segment and position.
+        TablesInvalid: the tables of the log are damaged, or of another log.
+    """
+    options = options or ReconcileOptions()
+    target = Path(out).absolute()
+    before = _earlier_report(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        began("read the end of the log")
+        inputs = prepare(data_dir, scratch, options.since, before.get("log", {}).get("sealed_position"))
+        as_of_ms = inputs.range.last_ms if options.as_of_ms is None else options.as_of_ms
+        _register(engine, inputs, as_of_ms, options.grace_ms, scratch)
+        report = scratch / "report"
+        report.mkdir()
+        for step in steps.load():
+            began(step.name.replace("_", " "))
+            engine.materialise(step.name, step.sql, (report if step.name in steps.KEPT else scratch) / step.name)
+        began("summarise")
+        summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
+        (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        _replace(report, target, scratch)
+        return summary
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _register(engine: Engine, inputs: Inputs, as_of_ms: int, grace_ms: int, scratch: Path) -> None:
+    for name, files in inputs.files.items():
+        engine.register(name, files)
+    damaged_until = max((row["until_position"] for row in inputs.damages if row["at_ms"] <= as_of_ms), default=-1)
+    parameters = {
+        "begin_position": inputs.range.begin,
+        "damaged_until": damaged_until,
+        "as_of_ms": as_of_ms,
+        "grace_ms": grace_ms,
+    }
+    pq.write_table(
+        pa.table({name: pa.array([value], pa.int64()) for name, value in parameters.items()}), scratch / "parameters.parquet"
+    )
+    engine.register("parameters", [scratch / "parameters.parquet"])
+
+
+def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, options: ReconcileOptions) -> Summary:
+    def rows(name: str) -> list[Row]:
+        return engine.rows(f"SELECT * FROM {name}")
+
+    tallies, strays = rows(steps.TALLIES), rows(steps.STRAY_TALLIES)
+    log = inputs.range
+    # At a seal the table `open` says what was open. At the beginning of a log that retention has trimmed nothing does.
+    is_trimmed = log.begin == log.start > 0
+    groups = group_sections(
+        tallies,
+        rows(steps.MESSAGE_TALLIES),
+        strays,
+        rows(steps.GROUP_TALLIES),
+        as_of_ms=as_of_ms,
+        is_trimmed=is_trimmed,
+    )
+    found = totals(groups, strays)
+    unknown = found["outcomes"][Outcome.UNKNOWN] + found["message_outcomes"][Outcome.UNKNOWN]
+    return Summary(
+        report=REPORT,
+        schema_version=SCHEMA_VERSION,
+        engine=engine.name,
+        ok=is_ok(found),
+        complete=unknown == 0,
+        data_dir=data_dir,
+        log=LogPart(
+            start_position=log.start,
+            begin_position=log.begin,
+            end_position=log.end,
+            sealed_position=log.sealed,
+            first_ms=log.first_ms,
+            last_ms=log.last_ms,
+            torn_tail=log.torn,
+        ),
+        as_of_ms=as_of_ms,
+        grace_ms=options.grace_ms,
+        totals=found,
+        groups=groups,
+        hours=hours(tallies),
+        damages=[
+            DamagedRange(position=row["position"], until_position=row["until_position"], at_ms=row["at_ms"], cause=row["cause"])
+            for row in inputs.damages
+            if row["until_position"] > log.begin
+        ],
+        examples={
+            outcome.value: _examples(engine, outcome, order) if found["outcomes"][outcome] or outcome in FINDINGS else []
+            for outcome, order in _EXAMPLE_ORDER.items()
+        },
+    )
+
+
+def _examples(engine: Engine, outcome: Outcome, order: str) -> list[Example]:
+    """Return the worst deliveries with an outcome, and the waits of returned messages that are lost."""
+    rows = engine.rows(
+        f"SELECT delivery_id, group_id, group_name, outcome, message_position, attempt, popped_ms, deadline_ms, ended_ms "
+        f"FROM outcomes WHERE outcome = '{outcome}' ORDER BY {order} LIMIT {EXAMPLES_MAX}"
+    )
+    positions = ", ".join(str(row["message_position"]) for row in rows)
+    topics: dict[int, str] = {}
+    if rows:
+        found = engine.rows(f"SELECT position, topic FROM messages WHERE position IN ({positions})")
+        topics = {row["position"]: row["topic"] for row in found}
+    return [
+        Example(
+            delivery_id=row["delivery_id"],
+            group_id=row["group_id"],
+            group=row["group_name"],
+            outcome=row["outcome"],
+            message_position=row["message_position"],
+            topic=topics.get(row["message_position"]),
+            attempt=row["attempt"],
+            popped_ms=row["popped_ms"],
+            deadline_ms=row["deadline_ms"],
+            ended_ms=row["ended_ms"],
+        )
+        for row in rows
+    ]
+
+
+def check_out(directory: Path) -> None:
+    """Check that a report may be written to a directory.
+
+    Raises:
+        ReportDirInUse: it has files, and they aren't an earlier report.
+    """
+    _earlier_report(directory)
+
+
+def _earlier_report(directory: Path) -> dict[str, Any]:
+    """Return the summary of the report in a directory, empty if it has no files or does not exist."""
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return {}
+    try:
+        earlier = orjson.loads((directory / SUMMARY_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ReportDirInUse(f"{directory} is not empty, and it holds no earlier report. Name another directory.") from error
+    if not isinstance(earlier, dict) or earlier.get("report") != REPORT:
+        raise ReportDirInUse(f"{directory / SUMMARY_FILE} was not written by `penstock reconcile`. Name another directory.")
+    return earlier
+
+
+def _replace(report: Path, target: Path, scratch: Path) -> None:
+    """Put a report in the place of an earlier one."""
+    if target.exists():
+        os.rename(target, scratch / "earlier")
+    os.rename(report, target)
