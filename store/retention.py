@@ -79,6 +79,9 @@ class Blocker(StrEnum):
     FOLLOWER = "follower"
     """A replica gets the snapshot at the beginning of the log: as long as it acknowledges what it gets, and for
     `penstock.cluster.followers.HOLD_S` more."""
+    TABLES = "tables"
+    """The Parquet tables don't have the segments yet: for `tables.lag_bytes_max` of the log at most, and until the disk is
+    nearly full."""
     BACKFILL = "backfill"
     """A new queue gets the entries of messages in the segments. It reads the log once. Queues that are declared meanwhile begin
     after what goes."""
@@ -93,6 +96,8 @@ _WHY = {
     "consumers catch up",
     Blocker.BACKUP: "a backup copies the segments; they go when it has ended",
     Blocker.FOLLOWER: "a replica gets the snapshot where the log begins; the segments go when it has it",
+    Blocker.TABLES: "the Parquet tables don't have the segments yet; they go when the tables have them, or when the tables are "
+    "tables.lag_bytes_max behind; if the log says tables.failed, mend what it names",
     Blocker.BACKFILL: "a new queue is filled with messages from the segments; they go when it is full",
     Blocker.DISK: "the disk has no room for copies of the records that are still needed; free or add space",
     Blocker.WORK: "snapshots of the index and copies of needed records take longer than segments take to fill; raise "
@@ -186,6 +191,8 @@ class Retention:
         self._must_trim = False
         """Whether segments were dropped since the trimming under way has begun."""
         self._awaits_backfill = False
+        self._awaits_tables = False
+        """Whether two segments or more must go that the tables need. One is in their work every now and then."""
         self._snapshotting = Snapshotting(data_dir, log, index, files=files, executor=executor)
         self._trimming = Trimming(index, queues, copies, lambda: log.start)
         self._expiring_before: int | None = None
@@ -214,6 +221,10 @@ class Retention:
         """Whether snapshots are taken also where nothing expires: a replica whose log is cut rebuilds its index from one."""
         self.holds: set[Blocker] = set()
         """Who copies segments or snapshots, which must stay meanwhile. Each takes its own name out again."""
+        self.needed_from: Callable[[], int] = lambda: log.end
+        """Returns the position from which the Parquet tables need the log. Segments after it stay."""
+        self.seal_ms = 0
+        """Age of its first record at which the open segment is sealed for the Parquet tables; 0 for no such age."""
         self.is_held_back = False
         """Whether segments should have been dropped while somebody held them."""
 
@@ -288,14 +299,17 @@ class Retention:
         Raises:
             DiskFull: there is no room for a new segment.
         """
-        if not self.enabled:
+        if not self.enabled and not self.seal_ms:
             return False
-        log, options = self._log, self._options
+        log = self._log
         base, end = log.segments()[-1]
         age_ms = self._age_ms(log.stored_ms(base)) if end > base else 0
-        if options.retention_ms and log.end == end and age_ms > options.retention_ms // SEGMENT_AGE_DIVISOR:
+        ages_ms = (self._options.retention_ms // SEGMENT_AGE_DIVISOR, self.seal_ms)
+        if log.end == end and any(0 < age_max_ms < age_ms for age_max_ms in ages_ms):
             log.roll()
-        return self._begin_expiry(max(self._due(), default=None))
+        due, needed_from = list(self._due()), self.needed_from()
+        self._awaits_tables = sum(position > needed_from for position in due) > 1
+        return self._begin_expiry(max((position for position in due if position <= needed_from), default=None))
 
     def _begin_expiry(self, boundary: int | None, *, is_following: bool = False) -> bool:
         """Begin to drop everything before `boundary`, if nothing is in the way. Return whether it has begun."""
@@ -317,6 +331,8 @@ class Retention:
             return min(self.holds)
         if self._refused is not None:
             return self._refused
+        if self._awaits_tables:
+            return Blocker.TABLES
         if self._awaits_backfill and self._is_more_due():
             return Blocker.BACKFILL
         return Blocker.WORK if self._overrun() > OVERRUN_BYTES else None
@@ -346,7 +362,7 @@ class Retention:
         """
         if self._store.applied < self._needed:
             return False
-        start, until = self._log.start, self._leader_start
+        start, until = self._log.start, min(self._leader_start, self.needed_from())
         boundary = max((each for each in self._snapshotting.complete if start < each <= until), default=None)
         return self._begin_expiry(boundary, is_following=True)
 

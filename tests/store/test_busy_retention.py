@@ -128,6 +128,11 @@ def hold(busy: BusyStore, _: pytest.MonkeyPatch) -> Callable[[], None]:
     return busy.store.retention.holds.clear
 
 
+def need_for_tables(busy: BusyStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    monkeypatch.setattr(busy.store.retention, "needed_from", lambda: SEGMENT_BYTES // 2)
+    return monkeypatch.undo
+
+
 def keep_backfilling(_: BusyStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     monkeypatch.setattr(Queues, "backfills_from_before", lambda *_: True)
     return monkeypatch.undo
@@ -148,6 +153,7 @@ def need_too_much(busy: BusyStore, monkeypatch: pytest.MonkeyPatch) -> Callable[
     ("blocker", "block"),
     [
         (Blocker.BACKUP, hold),
+        (Blocker.TABLES, need_for_tables),
         (Blocker.BACKFILL, keep_backfilling),
         (Blocker.WORK, take_no_snapshots),
         (Blocker.COPIES, need_too_much),

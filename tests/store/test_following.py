@@ -261,6 +261,9 @@ async def test_a_follower_drops_what_the_leader_has_dropped_and_keeps_what_is_ne
         assert store.log.start == 0, "the copies are not applied yet"
         store.retention._needed = leader.store.log.end
         await until(lambda: not store.retention.step(float("inf")))  # completes the snapshots
+        store.retention.needed_from = lambda: 0
+        assert not store.retention.begin_following(), "the tables have nothing"
+        store.retention.needed_from = lambda: store.log.end
         store.retention.begin_following()
         await until(lambda: not store.retention.step(float("inf")))
         assert 0 < store.log.start <= start

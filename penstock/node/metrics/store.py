@@ -32,7 +32,8 @@ class StoreCollector(Collector):
         yield labelled_gauge(
             "penstock_retention_blocked",
             "1 while something keeps segments that retention must delete, else 0: too many copies (store.copied_bytes_max), a "
-            "backup, a follower that gets a snapshot, a queue that is filled, a full disk, or more work than time.",
+            "backup, a follower that gets a snapshot, Parquet tables that are behind, a queue that is filled, a full disk, or "
+            "more work than time.",
             ["reason"],
             {(blocker.value,): blocker is retention.blocked_by for blocker in Blocker},
         )
