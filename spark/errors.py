@@ -29,3 +29,7 @@ class ReportDirInUse(ReconcileError):
 
 class TablesInvalid(ReconcileError):
     """Raised when the Parquet tables of a log can't be used or continued: the message says why, and what to do."""
+
+
+class TablesLocked(TablesInvalid):
+    """Raised when another process writes the Parquet tables."""

@@ -97,7 +97,8 @@ def table_sizes(data_dir: Path) -> list[TableSize]:
 def verify_tables(data_dir: Path) -> TablesCheck:
     """Compare the tables with each other, and with the segments that the log still has.
 
-    Every row of `messages`, `deliveries` and `ends` must have its record, and every record its row.
+    Every row of `messages`, `deliveries` and `ends` must have its record, and every record its row. Segments before the first
+    file are those whose files were deleted for their age.
 
     Raises:
         TablesInvalid: a file, or the state of the tables, is damaged.
@@ -106,7 +107,8 @@ def verify_tables(data_dir: Path) -> TablesCheck:
     """
     state = load_state(data_dir / DIRECTORY)
     files = table_files(data_dir)
-    problems = [problem for name, each in files.items() for problem in _gaps(name, each, state)]
+    first = min((each[0].base for each in files.values() if each), default=state.position)
+    problems = [problem for name, each in files.items() for problem in _gaps(name, each, state, first)]
     by_base = {name: {each.base: each for each in listed} for name, listed in files.items()}
     compared, unwritten = 0, []
     for segment in sealed_segments(data_dir):
@@ -119,13 +121,14 @@ def verify_tables(data_dir: Path) -> TablesCheck:
     return TablesCheck(problems, compared, unwritten)
 
 
-def _gaps(table: str, files: list[ParquetFile], state: WriterState) -> Iterator[str]:
-    """Yield a sentence for each covered range that no file of a table has."""
+def _gaps(table: str, files: list[ParquetFile], state: WriterState, first: int) -> Iterator[str]:
+    """Yield a sentence for each covered range from position `first` on that no file of a table has."""
     written = [each for each in files if each.stop <= state.position]
     edges = [*((each.base, each.stop) for each in written)]
     for start, stop in state.covered.tolist():
         within = [(base, end) for base, end in edges if start <= base < stop]
-        for (_, before), (after, _) in pairwise([(start, start), *within, (stop, stop)]):
+        begin = max(start, min(first, stop))
+        for (_, before), (after, _) in pairwise([(begin, begin), *within, (stop, stop)]):
             if before < after:
                 yield f"{table} has no file for the positions from {before} to {after}."
 

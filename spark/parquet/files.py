@@ -10,7 +10,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import IO
 
-from penstock.spark.errors import TablesInvalid
+from penstock.spark.errors import TablesLocked
 
 DIRECTORY = "tables"
 """Folder of the tables in a data directory."""
@@ -102,11 +102,11 @@ def locked(directory: Path) -> Iterator[None]:
     """Keep other writers of the tables away.
 
     Raises:
-        TablesInvalid: another process writes the tables.
+        TablesLocked: another process writes the tables.
     """
     with open(directory / LOCK, "wb", opener=_open_private) as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            raise TablesInvalid(f"Another process is writing {directory}. Wait until it has ended.") from None
+            raise TablesLocked(f"Another process is writing {directory}. Wait until it has ended.") from None
         yield

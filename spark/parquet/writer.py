@@ -89,10 +89,15 @@ def _segments(data_dir: Path) -> tuple[list[LogSegment], list[int]]:
     return sealed, [each.base for each in every]
 
 
-def backfill(data_dir: Path, files: TableFiles | None = None) -> Iterator[WrittenSegment]:
+def backfill(data_dir: Path, files: TableFiles | None = None, *, until: int = chains.FAR) -> Iterator[WrittenSegment]:
     """Write all sealed segments that the tables don't have; yield each when its files are durable.
 
     It holds the rows of one segment in memory.
+
+    Args:
+        data_dir: of the node.
+        files: has the tables.
+        until: position up to which the log may be written. What a replica has after it may be cut off.
 
     Raises:
         TablesInvalid: the tables are damaged or of another log, or another process writes them.
@@ -109,7 +114,7 @@ def backfill(data_dir: Path, files: TableFiles | None = None) -> Iterator[Writte
         state = load_state(directory)
         _check(directory, state, bases)
         for segment in sealed:
-            if segment.base >= state.position:
+            if segment.base >= state.position and segment.stop <= until:
                 state, rows = _write(files, directory, state, segment)
                 save_state(files, directory, state)
                 yield WrittenSegment(segment.base, segment.stop, rows)
