@@ -51,6 +51,9 @@ reserve_bytes = 0
 
 [mqtt]
 session_expiry_s_max = 3600
+
+[tables]
+enabled = "off"
 """
 
 END_S_MAX = 60

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
 
+from penstock.node import tablesoptions
 from penstock.store import rocksdb
 from tests.budget import Budget
 from tests.depth import DEPTH
@@ -59,6 +60,7 @@ SLOW = (
     "tests/contrib/",
     "tests/simulation/test_simulation.py",
     "tests/cluster/test_replicasim.py",
+    "tests/parquet/test_sealed.py",
     "tests/parquet/test_writer.py",
     "tests/spark/",
     "tests/system/",
@@ -96,6 +98,14 @@ def _small_cache() -> Iterator[None]:
     """Keep the block cache of each index small: RocksDB allocates the table of the largest one at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rocksdb, "BLOCK_CACHE_BYTES", rocksdb.BLOCK_CACHE_BYTES_MIN)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_tables() -> Iterator[None]:
+    """Let nodes write Parquet tables, each time in a process of its own, only where a test sets `tables.enabled` to "on"."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tablesoptions, "are_on", lambda options: options.enabled == "on")
         yield
 
 

@@ -23,6 +23,7 @@ from penstock.node.adminoptions import AdminOptions
 from penstock.node.config import SECTIONS, Config
 from penstock.node.document import toml_of
 from penstock.node.node import Node
+from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
 from penstock.spark.parquet.schema import CAUSES, TABLES, ParquetTable
 from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_MESSAGES
@@ -189,6 +190,7 @@ def metrics_page() -> str:
                 "# Metrics",
                 "The admin listener serves these metrics at `/metrics`, in the formats of Prometheus and OpenMetrics. "
                 "`penstock_rocketmq_clients` exists only where the extra `rocketmq` is installed, "
+                "`penstock_tables_*` only while the node writes [tables](../guides/tables.md), "
                 "`penstock_tracing_*` only with `tracing.endpoint`, and `penstock_replication_*` only with "
                 "`replication.cluster`.",
                 _table(("Metric", "Type", "Labels", "Meaning"), rows),
@@ -208,6 +210,7 @@ async def families() -> list[Metric]:
             pop=PopOptions(listen=free),
             admin=AdminOptions(listen=free),
             replication=ReplicationOptions("reference", ("127.0.0.1:1",), listen=free),  # nobody is there, so it waits
+            tables=TablesOptions("on"),
             tracing=TracingOptions("http://127.0.0.1:4318/v1/traces"),  # where the node sends nothing, as it has no spans
         )
         node = Node(config)
@@ -234,7 +237,8 @@ def tables_page() -> str:
     parts = [
         NOTE,
         "# Tables",
-        "`penstock tables backfill` writes these tables. The [guide](../guides/tables.md) shows how to read them. Each of them "
+        "The node and `penstock tables backfill` write these tables. The [guide](../guides/tables.md) shows how to read them. "
+        "Each of them "
         "has the partition column `date` besides, the day in UTC on which its segment begins.",
     ]
     parts += _described(TABLES)

@@ -14,6 +14,7 @@ from penstock.cluster.options import ReplicationOptions
 from penstock.gateway.options import GatewayOptions
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import ConfigError
+from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
 from penstock.store.options import ClockOptions, HostPort, OptionInvalid, StoreOptions, check_options, option
 from penstock.store.quotaoptions import QuotaOptions
@@ -53,6 +54,7 @@ class Config:
     timer: TimerOptions = TimerOptions()
     access: AccessControlOptions = AccessControlOptions()
     quotas: QuotaOptions = QuotaOptions()
+    tables: TablesOptions = TablesOptions()
     admin: AdminOptions = AdminOptions()
     tracing: TracingOptions = TracingOptions()
     replication: ReplicationOptions = ReplicationOptions()

@@ -22,6 +22,7 @@ from penstock.cluster.frames import POP_LISTENER, RelayPayload
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
 from penstock.gateway.transport.descriptors import SocketShare
+from penstock.node import tablesoptions
 from penstock.node.accesscontrol import OPERATOR, AccessOverSocket
 from penstock.node.admin import Admin
 from penstock.node.clientcontrol import ClientControl
@@ -46,12 +47,14 @@ from penstock.node.metrics.quotas import QuotaCollector
 from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.replication import ReplicationCollector
 from penstock.node.metrics.store import DelayedCollector, ScheduleCollector, StoreCollector
+from penstock.node.metrics.tables import TablesCollector
 from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
 from penstock.node.privacy import keep_private, warn_of_open_files
 from penstock.node.relaying import Relaying
 from penstock.node.replication import NodeReplication, check_replication
 from penstock.node.state import state_of
+from penstock.node.tablewriting import TableWriting
 from penstock.node.timers import timers_of
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
@@ -107,6 +110,7 @@ class Node:
         self.config = config
         check_exposure(config)
         check_replication(config)
+        writes_tables = tablesoptions.are_on(config.tables)
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
         self._traces = Traces(config.tracing, clock.monotonic_s) if config.tracing.endpoint else None
@@ -165,6 +169,7 @@ class Node:
             relay_dir=config.data_dir if config.replication.is_on else None,
         )
         self._relaying = self._make_relaying() if self._replication is not None else None
+        self.tables = TableWriting(self.store, config.data_dir, config.tables, clock) if writes_tables else None
         self._loop_lag = LoopLag()
         self._totaller = GroupTotaller(self.pop, self.store)
         self.registry = self._make_registry()
@@ -288,6 +293,8 @@ class Node:
             self.admin = HostPort(self.config.admin.listen.host, await self._admin.start())
             await self._control.start()
             self._key_sets.start()
+            if self.tables is not None:
+                self.tables.start()
             if self._exporter is not None:
                 self._exporter.start()
             if self._replication is not None:
@@ -394,6 +401,8 @@ class Node:
             await asyncio.wait((self._opening,))
         await self._holding.stop()
         await self._control.stop()
+        if self.tables is not None:
+            await self.tables.stop()
         if self._serves:
             await self.gateway.stop()
             await self._pop_server.stop()
@@ -444,6 +453,7 @@ class Node:
 
     def _make_registry(self) -> CollectorRegistry:
         rocketmq = self.rocketmq
+        tables = [TablesCollector(self.tables)] if self.tables is not None else []
         tracing = [TracingCollector(self._exporter)] if self._exporter is not None else []
         return registry_of(
             ProgramCollector(self._loop_lag.lags),
@@ -466,6 +476,7 @@ class Node:
                 (lambda: len(rocketmq.clients)) if rocketmq is not None else None,
                 self._totaller,
             ),
+            *tables,
             *tracing,
             *self._replication_collectors(),
         )

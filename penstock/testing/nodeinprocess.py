@@ -30,7 +30,7 @@ class NodeInProcess:
     Parameters:
         data_dir: Directory of the node, which stays. By default a temporary one, which is deleted.
         config: Options of the node, such as `Config(pop=PopOptions(attempts_max=3))` of `penstock.node.config`. Listeners and
-            directory are replaced.
+            directory are replaced, and it writes no Parquet tables.
     """
 
     def __init__(self, data_dir: Path | None = None, *, config: Config | None = None) -> None:
@@ -56,6 +56,7 @@ class NodeInProcess:
                 store=replace(config.store, sync_in="thread"),
                 mqtt=replace(config.mqtt, listen=FREE),
                 pop=replace(config.pop, listen=FREE),
+                tables=replace(config.tables, enabled="off"),
                 admin=replace(config.admin, listen=FREE),
             ),
             self._clock,

@@ -33,6 +33,9 @@ reserve_bytes = {reserve_bytes}
 [mqtt]
 share_ack_timeout_ms = 1500
 sys_interval_s = 0
+
+[tables]
+enabled = "off"
 """
 
 

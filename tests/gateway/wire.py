@@ -36,6 +36,7 @@ from penstock.gateway.transport.listener import Listener
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.config import Config
 from penstock.node.node import Node
+from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, MIB, HostPort, StoreOptions
 from penstock.store.queues import ROOT
@@ -315,8 +316,8 @@ class Broker:
     Parameters:
         data_dir: directory of the node's store.
         options: options of the sections `[mqtt]` and `[store]`, `access_file` and `control`
-            (others) of `[access]`, `pop`, `quotas`, `tracing`, and `clock`. The default clock runs with the machine's; a test
-            can set it ahead.
+            (others) of `[access]`, `pop`, `quotas`, `tracing`, `tables`, and `clock`. The default clock runs with the
+            machine's; a test can set it ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
@@ -325,6 +326,7 @@ class Broker:
         pop = options.pop("pop", PopOptions())
         quotas = options.pop("quotas", QuotaOptions())
         tracing = options.pop("tracing", TracingOptions())
+        tables = options.pop("tables", TablesOptions())
         self.clock: AheadClock | ManualClock = options.pop("clock", None) or AheadClock()
         store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
         self.config = replace(
@@ -337,6 +339,7 @@ class Broker:
             admin=AdminOptions(listen=FREE),
             quotas=quotas,
             tracing=tracing,
+            tables=tables,
         )
         self.clients: list[Client] = []
         self.node = Node(self.config, self.clock)

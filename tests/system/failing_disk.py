@@ -26,6 +26,9 @@ CONFIG = """[store]
 segment_bytes = 4194304
 reserve_bytes = 0
 ballast_bytes = 0
+
+[tables]
+enabled = "off"
 """
 
 

@@ -20,6 +20,9 @@ CONFIG = """
 [store]
 index_flush_ms = 100
 segment_bytes = 1048576
+
+[tables]
+enabled = "off"
 """
 
 

@@ -26,6 +26,9 @@ CONFIG = """
 segment_bytes = 1048576
 retention_ms = 3600000
 sync_in = "thread"
+
+[tables]
+enabled = "off"
 """
 
 
