@@ -89,7 +89,10 @@ REPORT_TABLES = (
             _OUTCOME,
             ParquetColumn("messages", ColumnType.BIGINT, "How many."),
             ParquetColumn(
-                "first_popped_ms", ColumnType.BIGINT, "The earliest of their pops. Null for plain `acked` ones.", is_nullable=True
+                "first_popped_ms",
+                ColumnType.BIGINT,
+                "The earliest of their pops. Null for plain `acked` ones.",
+                is_nullable=True,
             ),
         ),
     ),

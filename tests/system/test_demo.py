@@ -13,7 +13,7 @@ import pytest
 
 from penstock.node.controladdress import SOCKET
 from penstock.spark.errors import JavaMissing
-from penstock.spark.session import java_version
+from penstock.spark.java import java_version
 from penstock.store.logreader import read_log
 from penstock.store.options import KIB
 from penstock.store.record import Kind
