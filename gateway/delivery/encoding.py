@@ -75,6 +75,8 @@ class EncodedBatch(NamedTuple):
     """Bytes from each slot to the next one, if these are the same for all slots of many; otherwise 0."""
     too_large: Sequence[int] = ()
     """Places, among the entries, of the messages that were left out because they exceed the client's maximum packet size."""
+    expired: Sequence[int] = ()
+    """Positions of the messages that were left out because they have expired."""
 
     def filled(self, packet_ids: Sequence[int]) -> bytes:
         """Return the packets with these packet ids in the slots."""
@@ -137,6 +139,7 @@ def encode_batch(
     slots: list[Slot] = []
     publishers: list[str] = []
     traced: list[TracedMessage] = []
+    expired: list[int] = []
     length = left_out = 0
     data: bytes | None = b""
     base = 0
@@ -179,7 +182,7 @@ def encode_batch(
             if stored.expires_at_ms and position in lasting:
                 stored = stored._replace(expires_at_ms=0)
             if stored.expires_at_ms and stored.expires_at_ms <= now_ms:  # [MQTT-3.3.2-5]
-                left_out += 1
+                expired.append(position)
                 continue
             if traces is not None and stored.user:
                 topic = data[topic_stop - topic_len : topic_stop]
@@ -219,10 +222,11 @@ def encode_batch(
     return EncodedBatch(
         b"".join(parts),
         slots,
-        len(entries) // ENTRY_BYTES - left_out,
+        len(entries) // ENTRY_BYTES - left_out - len(expired),
         frozenset(publishers) if publishers else NOBODY,
         traced or (),
         _stride_of(slots) if len(slots) >= STRIDE_SLOTS_MIN else 0,
+        expired=expired or (),
     )
 
 
@@ -279,6 +283,7 @@ def encode_for_client(
     slots: list[Slot] = []
     traced: list[TracedMessage] = []
     too_large: list[int] = []
+    expired: list[int] = []
     length = messages = 0
     for place, (position, size, _) in enumerate(ENTRY.iter_unpack(entries)):
         data = store.read_intact(position, size)
@@ -289,8 +294,11 @@ def encode_for_client(
         stored, now_ms = decode_properties(encoded), store.now_for(store_ms_of(data))
         if stored.expires_at_ms and position in lasting:
             stored = stored._replace(expires_at_ms=0)
+        if stored.expires_at_ms and stored.expires_at_ms <= now_ms:
+            expired.append(position)
+            continue
         options = choose(topic, stored.publisher)
-        if options is None or (stored.expires_at_ms and stored.expires_at_ms <= now_ms):
+        if options is None:
             continue
         qos = min(flags & _QOS_MASK, options.qos)
         raw = to_wire(stored, now_ms) + _identifiers(options)
@@ -320,7 +328,7 @@ def encode_for_client(
         parts += (properties, body)
         length += packet_bytes
         messages += 1
-    return EncodedBatch(b"".join(parts), slots, messages, traced=traced or (), too_large=too_large or ())
+    return EncodedBatch(b"".join(parts), slots, messages, traced=traced or (), too_large=too_large or (), expired=expired or ())
 
 
 def encode_redelivery(

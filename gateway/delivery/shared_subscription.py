@@ -179,7 +179,8 @@ class SharedSubscription(Subscription):
     def _send_all(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
         """Send messages, and offer those that are too large for the client to others, as MQTT 5.0, 3.1.2.11.4 allows.
 
-        Deliveries that get no acknowledgement of the client are done at once: those at QoS 0, and expired messages.
+        Deliveries at QoS 0 get no acknowledgement of the client, and are done at once. Messages that have expired meanwhile
+        return to the group, whose next pop acknowledges them as expired.
         """
         if self.is_own or self._may_reject:
             store, limit = self.context.store, self.packet_bytes_max
@@ -199,6 +200,10 @@ class SharedSubscription(Subscription):
                     return
         else:  # POP has checked the checksums.
             batch = encode_batch(self.context.store, entries, self.options, lasting=self.group.group.redriven)
+        if batch.expired:
+            expired, positions = set(batch.expired), entries_array(entries)["position"].tolist()
+            self.group.revive([delivery for each, delivery in zip(positions, deliveries, strict=True) if each in expired])
+            entries, deliveries = select(entries, deliveries, [at for at, each in enumerate(positions) if each not in expired])
         done: list[int] = []
         if len(batch.slots) < len(deliveries):
             deliveries, done = _with_slots(batch, entries, deliveries)

@@ -27,7 +27,7 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.store.accounts import Resource
 from penstock.store.errors import TopicInvalid
-from penstock.store.record import CONSUMED, LAST_MEMBER_LEFT, Kind
+from penstock.store.record import CONSUMED, EXPIRED, LAST_MEMBER_LEFT, Kind
 from tests.clock import AheadClock
 from tests.depth import DEPTH
 from tests.gateway.brokers import StartBroker
@@ -703,6 +703,28 @@ async def test_messages_that_wait_for_the_plugins_are_sent_in_order_after_the_an
     script.may_answer.set()
     assert [(await one.message()).body for _ in range(6)] == [b"%d" % n for n in range(6)]
     await until(lambda: group_of(broker).in_flight == 0)
+
+
+@pytest.mark.parametrize("about", [{}, {Property.TOPIC_ALIAS_MAXIMUM: 1}])
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_message_that_expires_while_it_waits_for_the_plugins_is_acknowledged_as_expired(
+    start_broker: StartBroker, script: Script, qos: int, about: dict[Property, int]
+) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    publisher = await broker.connect_5("publisher")
+    await publisher.publish("a/1", b"so that publishing is decided", 1)
+    one = await member(broker, "one", qos, about=about)
+    script.may_answer.clear()
+    await publisher.publish_with("a/1", b"short", {Property.MESSAGE_EXPIRY_S: 5}, 1)
+    await publisher.publish("a/1", b"lasting", 1)
+    await until(lambda: ("receive", "a/1") in script.asked and group_of(broker).in_flight == 1)
+    broker.clock.advance(6_000)
+    script.may_answer.set()
+    assert (await one.message()).body == b"lasting"
+    records = broker.node.store.log.scan
+    await until(lambda: len([each for each in records(0) if each.kind == Kind.POP_ACK]) == 2)
+    assert sorted(each.flags for each in records(0) if each.kind == Kind.POP_ACK) == [CONSUMED, EXPIRED]
+    assert broker.node.pop.counters.expired == 1
 
 
 @pytest.mark.parametrize("leaves", ["at once", "when they have answered"])
