@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from penstock.spark.errors import TablesLocked
+from penstock.spark.parquet.schema import OPEN
 
 DIRECTORY = "tables"
 """Folder of the tables in a data directory."""
@@ -24,6 +25,27 @@ def table_path(directory: Path, table: str, base: int, first_ms: int) -> Path:
     """Return the path of the file of a table and a segment. The date is that of the segment's first record."""
     date = datetime.fromtimestamp(first_ms / 1000, UTC).date()
     return directory / table / f"date={date.isoformat()}" / f"{base:020d}{SUFFIX}"
+
+
+class SegmentFiles(NamedTuple):
+    """The files of a segment, which have the same name in each table."""
+
+    base: int
+    date: str
+    directory: Path
+
+    def path(self, table: str) -> Path:
+        """Return the path of the file in a table."""
+        return self.directory / table / self.date / f"{self.base:020d}{SUFFIX}"
+
+
+def segment_files(directory: Path, stop: int) -> list[SegmentFiles]:
+    """Return the segments of the tables in a directory up to a position, in order.
+
+    They are those that have a file in `open`, the table that is written last.
+    """
+    found = [SegmentFiles(int(path.stem), path.parent.name, directory) for path in (directory / OPEN.name).glob(f"*/*{SUFFIX}")]
+    return sorted(each for each in found if each.base < stop)
 
 
 class TableFiles:

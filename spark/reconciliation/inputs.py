@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from penstock.spark import segments
 from penstock.spark.errors import ReadOptionInvalid
-from penstock.spark.parquet.files import DIRECTORY, SUFFIX, TransientFiles
-from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES, ParquetTable
+from penstock.spark.parquet.files import DIRECTORY, SUFFIX, SegmentFiles, TransientFiles, segment_files
+from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES
 from penstock.spark.parquet.writer import ARROW_TYPES, follow
 
 LAST = "last"
@@ -48,17 +48,6 @@ class Inputs(NamedTuple):
     """The rows of the table `damages`."""
 
 
-class _Part(NamedTuple):
-    """The files of a segment, which have the same name in each table."""
-
-    base: int
-    date: str
-    directory: Path
-
-    def path(self, table: ParquetTable) -> Path:
-        return self.directory / table.name / self.date / f"{self.base:020d}{SUFFIX}"
-
-
 def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sealed_before: int | None = None) -> Inputs:
     """Choose the files of the tables, and write what they lack to `scratch`.
 
@@ -79,13 +68,13 @@ def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sea
     data_dir = log.directory.parent
     tables, tail = data_dir / DIRECTORY, scratch / "tail"
     written = follow(data_dir, tail, log, TransientFiles())
-    parts = [*_parts(tables, written), *_parts(tail, log.end)]
+    parts = [*segment_files(tables, written), *segment_files(tail, log.end)]
     at = _begin(parts, since, sealed_before)
     chosen = parts[at:]
     empty = _write_empty(scratch / "empty")
-    files = {table.name: [each.path(table) for each in chosen] or [empty[table.name]] for table in TABLES}
-    files[OPEN_BEFORE] = [parts[at - 1].path(OPEN) if at else empty[OPEN.name]]
-    files[OPEN_AFTER] = [parts[-1].path(OPEN) if parts else empty[OPEN.name]]
+    files = {table.name: [each.path(table.name) for each in chosen] or [empty[table.name]] for table in TABLES}
+    files[OPEN_BEFORE] = [parts[at - 1].path(OPEN.name) if at else empty[OPEN.name]]
+    files[OPEN_AFTER] = [parts[-1].path(OPEN.name) if parts else empty[OPEN.name]]
     del files[OPEN.name]
     damages = [row for file in files[DAMAGES.name] for row in pq.ParquetFile(file).read().to_pylist()]
     start = parts[0].base if parts else log.start
@@ -95,13 +84,7 @@ def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sea
     return Inputs(found, files, damages)
 
 
-def _parts(directory: Path, stop: int) -> list[_Part]:
-    """Return the segments of the tables in a directory up to a position, by the files of `open`, which is written last."""
-    found = [_Part(int(path.stem), path.parent.name, directory) for path in (directory / OPEN.name).glob(f"*/*{SUFFIX}")]
-    return sorted(each for each in found if each.base < stop)
-
-
-def _begin(parts: list[_Part], since: str | int | None, sealed_before: int | None) -> int:
+def _begin(parts: list[SegmentFiles], since: str | int | None, sealed_before: int | None) -> int:
     """Return the index of the part at which the reading begins."""
     if since is None:
         return 0
