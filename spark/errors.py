@@ -33,3 +33,7 @@ class TablesInvalid(ReconcileError):
 
 class TablesLocked(TablesInvalid):
     """Raised when another process writes the Parquet tables."""
+
+
+class MessageUnknown(ReconcileError):
+    """Raised when neither the tables nor the log have a message: the message says which positions they have."""

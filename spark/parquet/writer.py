@@ -120,7 +120,7 @@ def backfill(data_dir: Path, files: TableFiles | None = None, *, until: int = ch
                 yield WrittenSegment(segment.base, segment.stop, rows)
 
 
-def follow(data_dir: Path, directory: Path, log: LogSurvey, files: TableFiles) -> int:
+def follow(data_dir: Path, directory: Path, log: LogSurvey, files: TableFiles, begin: int = 0) -> int:
     """Write what the tables of a log lack, sealed or not, to another directory, for one query; return where the tables end.
 
     Args:
@@ -128,6 +128,7 @@ def follow(data_dir: Path, directory: Path, log: LogSurvey, files: TableFiles) -
         directory: where to write. The files are like those of the tables.
         log: the extent of the log, up to which records are read.
         files: how to write.
+        begin: segments that end before this position are left out. A query for a message needs none of them.
 
     Returns:
         Position after the last segment that the tables have; `UNKNOWN` if there are none.
@@ -142,7 +143,7 @@ def follow(data_dir: Path, directory: Path, log: LogSurvey, files: TableFiles) -
     _check(tables, state, [each.base for each in log.segments])
     written = state.position
     for segment in log.segments:
-        if segment.base >= state.position and segment.stop > segment.base:
+        if segment.base >= state.position and segment.stop > max(segment.base, begin):
             state, _ = _write(files, directory, state, segment)
     return written
 

@@ -71,7 +71,7 @@ REPORT_TABLES = (
             ParquetColumn(
                 "bucket_ms",
                 ColumnType.BIGINT,
-                "Of `acked` and `acked_late` the time from the pop to the acknowledgement, of `revived` that from the deadline to "
+                "Of `acked` and `acked_late` the time from the pop to the acknowledgement, of `revived` from the deadline to "
                 "the revival. Exact below 1 s, else rounded down to three digits.",
                 is_nullable=True,
             ),

@@ -37,6 +37,7 @@ COMMANDS = (
     "dlq",
     "reconcile",
     "tables",
+    "story",
     "inspect",
     "repair",
     "clock",
