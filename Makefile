@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast nightly test-clients test-chaos test-attack fuzz simulate simulate-cluster cluster cluster-demo soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store bench-timer proto clean
+.PHONY: help setup demo test test-fast nightly test-clients test-chaos test-attack fuzz simulate simulate-cluster cluster cluster-demo soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store bench-spark bench-timer proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-24s %s\n' "$$name" "$$doc"; done
@@ -106,6 +106,9 @@ bench-pop: $(READY)  ## Measure POP beside Redis streams and beanstalkd, where t
 
 bench-store: $(READY)  ## Measure the store by itself, against its goals (half an hour)
 	$(BIN)/python -m bench store $(ARGS)
+
+bench-spark: $(READY)  ## Measure the tables and their reconciliation by Spark and DuckDB (fifteen minutes, 8 GB of disk)
+	$(BIN)/python -m bench spark $(ARGS)
 
 bench-timer: $(READY)  ## Measure delayed messages up to ten million, beside a sorted set of Redis and nats-server (an hour)
 	$(BIN)/python -m bench timer $(ARGS)

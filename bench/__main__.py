@@ -17,12 +17,13 @@ BENCHES = {
     "quick": "Compare the hot paths of this tree with those of a commit, in three minutes. It runs only by name.",
     "curve": "Plot the cost of a record while the log grows to 20 GiB. It runs only by name.",
     "storm": "Plot a storm of logins with passwords. It runs only by name.",
+    "spark": "Measure the tables and their reconciliation, beside a plain join. It runs only by name.",
     "tables": "Write the measured tables of README.md anew. It runs only by name.",
     "soak": "Run everything under a small retention, and show that nothing grows. It runs only by name.",
 }
 """Summary of each benchmark, by name. `bench.<name>.main(arguments)` runs it and returns its exit status."""
 
-NAMED_ONLY = ("backup", "compare", "curve", "quick", "soak", "storm", "tables")
+NAMED_ONLY = ("backup", "compare", "curve", "quick", "soak", "spark", "storm", "tables")
 """Benchmarks that `python -m bench` alone does not run: they need another tree, tens of gigabytes of disk, or minutes."""
 
 
