@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.spark.errors import ReadOptionInvalid, ReportDirInUse
-from penstock.spark.reconciliation import steps
+from penstock.spark.reconciliation import page, steps
 from penstock.spark.reconciliation.engines import Engine, Row
 from penstock.spark.reconciliation.inputs import Inputs, prepare
 from penstock.spark.reconciliation.summary import (
@@ -39,7 +39,7 @@ GRACE_MS = 60_000
 EXAMPLES_MAX = 20
 """Maximum number of examples of each outcome. The table `outcomes/` has all of them."""
 
-SUMMARY_FILE = "summary.json"
+SUMMARY_FILE, PAGE_FILE = "summary.json", "report.html"
 
 _EXAMPLE_ORDER = {
     Outcome.LOST: "deadline_ms, key",
@@ -88,8 +88,8 @@ def reconcile(
     Args:
         engine: what runs the SQL. It is not closed.
         data_dir: the node's data directory, or its folder `commitlog`.
-        out: the directory of the report: `summary.json`, and the tables of `steps.KEPT`. An earlier report is replaced. Spark's
-            executors must see it and the data directory under the same paths.
+        out: the directory of the report: `summary.json`, `report.html`, and the tables of `steps.KEPT`. An earlier report is
+            replaced. Spark's executors must see it and the data directory under the same paths.
         options: what to ask.
         began: called with the name of each step when it begins.
 
@@ -118,6 +118,7 @@ def reconcile(
         began("summarise")
         summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
         (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        (report / PAGE_FILE).write_text(page.render(summary), encoding="utf-8")
         _replace(report, target, scratch)
         return summary
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -33,7 +34,7 @@ class Outcome(StrEnum):
 
 MEANINGS = {
     Outcome.ACKED: "acknowledged before its deadline",
-    Outcome.ACKED_LATE: "acknowledged after it. The node refuses that, so it shows a defect or a log from elsewhere",
+    Outcome.ACKED_LATE: "acknowledged after its deadline. The node refuses that, so it shows a defect or a log from elsewhere",
     Outcome.NACKED: "its consumer returned the message as a failed attempt",
     Outcome.SUSPENDED: "its consumer returned the message without counting the attempt",
     Outcome.RETURNED: "the node returned the message before the deadline, because its consumer had gone or could not take it",
@@ -66,6 +67,24 @@ FINDINGS = (Outcome.ACKED_LATE, Outcome.LOST, Outcome.CONFLICTING)
 """Outcomes that must not be."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+BEFORE_ZERO = -1
+BUCKETS_MS = (
+    BEFORE_ZERO,
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    *(step * 10**power for power in range(9) for step in (10, 15, 20, 30, 50, 70)),
+    10**10,
+)
+"""Where the buckets of `Counts` begin: six in each power of ten, which is what a plot can show. `BEFORE_ZERO` has all negative
+times; a clock that was set back makes them."""
+
+Counts = list[list[int]]
+"""Counts of deliveries by time: [beginning of a bucket in ms, count], in order, without buckets that have none."""
 
 Row = dict[str, Any]
 
@@ -113,6 +132,8 @@ class Totals(TypedDict):
     messages: int
     """Messages that were delivered, counted for each group."""
     message_outcomes: dict[str, int]
+    ack_latency_counts: Counts
+    revive_lateness_counts: Counts
     extensions: int
     """How often a consumer has changed the invisible time of a delivery and gone on."""
     duplicate_acks: int
@@ -141,8 +162,10 @@ class GroupSection(TypedDict):
     orphans: int
     ack_latency_ms: Quantiles | None
     """From the pop to the acknowledgement."""
+    ack_latency_counts: Counts
     revive_lateness_ms: Quantiles | None
     """From the deadline to the revival, the back-off included."""
+    revive_lateness_counts: Counts
     attempts: dict[str, int]
     """Count of deliveries by attempt, from "1" up."""
     oldest_in_flight_ms: int | None
@@ -228,6 +251,9 @@ def group_sections(
     return sorted(sections, key=lambda section: (section["group"], section["group_id"]))
 
 
+_OF_LATENCY, _OF_LATENESS = (Outcome.ACKED, Outcome.ACKED_LATE), (Outcome.REVIVED,)
+
+
 def _section(group_id: int, name: str, named: Row, part: dict[str, list[Row]], as_of_ms: int, is_trimmed: bool) -> GroupSection:
     tallies, messages, strays = part["tallies"], part["messages"], part["strays"]
     outcomes = {each.value: 0 for each in OF_DELIVERIES}
@@ -251,8 +277,10 @@ def _section(group_id: int, name: str, named: Row, part: dict[str, list[Row]], a
         extensions=named.get("extensions", 0),
         duplicate_acks=sum(row["duplicate_acks"] for row in tallies),
         orphans=ends["orphan"],
-        ack_latency_ms=_quantiles(tallies, (Outcome.ACKED, Outcome.ACKED_LATE)),
-        revive_lateness_ms=_quantiles(tallies, (Outcome.REVIVED,)),
+        ack_latency_ms=_quantiles(tallies, _OF_LATENCY),
+        ack_latency_counts=_counts(tallies, _OF_LATENCY),
+        revive_lateness_ms=_quantiles(tallies, _OF_LATENESS),
+        revive_lateness_counts=_counts(tallies, _OF_LATENESS),
         attempts={str(attempt): attempts[attempt] for attempt in sorted(attempts)},
         oldest_in_flight_ms=_age(tallies, Outcome.IN_FLIGHT, as_of_ms),
         oldest_waiting_ms=_age(messages, Outcome.WAITING, as_of_ms),
@@ -281,6 +309,19 @@ def _quantiles(tallies: list[Row], outcomes: Sequence[Outcome]) -> Quantiles | N
     return Quantiles(p50=found["p50"], p90=found["p90"], p99=found["p99"], max=found["max"])
 
 
+def _counts(tallies: list[Row], outcomes: Sequence[Outcome]) -> Counts:
+    """Return the times of some outcomes, given as counts by finer buckets."""
+    rows = (row for row in tallies if row["outcome"] in outcomes and row["bucket_ms"] is not None)
+    return _coarse((row["bucket_ms"], row["deliveries"]) for row in rows)
+
+
+def _coarse(times: Iterable[Sequence[int]]) -> Counts:
+    counts: defaultdict[int, int] = defaultdict(int)
+    for time_ms, count in times:
+        counts[BUCKETS_MS[max(bisect_right(BUCKETS_MS, time_ms) - 1, 0)]] += count
+    return [[bucket_ms, counts[bucket_ms]] for bucket_ms in sorted(counts)]
+
+
 def hours(tallies: Iterable[Row]) -> list[Hour]:
     """Return the outcomes of the deliveries of each hour, in order."""
     found: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -299,6 +340,8 @@ def totals(groups: list[GroupSection], strays: Iterable[Row]) -> Totals:
         outcomes={each.value: sum(group["outcomes"][each] for group in groups) for each in OF_DELIVERIES},
         messages=sum(group["messages"] for group in groups),
         message_outcomes={each.value: sum(group["message_outcomes"][each] for group in groups) for each in OF_MESSAGES},
+        ack_latency_counts=_coarse(times for group in groups for times in group["ack_latency_counts"]),
+        revive_lateness_counts=_coarse(times for group in groups for times in group["revive_lateness_counts"]),
         extensions=sum(group["extensions"] for group in groups),
         duplicate_acks=sum(group["duplicate_acks"] for group in groups),
         orphans=ends["orphan"],
