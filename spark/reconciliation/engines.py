@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.spark.parquet.schema import ParquetTable
+
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 Row = dict[str, Any]
 
@@ -23,11 +26,11 @@ class Engine(Protocol):
     def name(self) -> str:
         """What the report calls it."""
 
-    def register(self, name: str, files: Sequence[Path]) -> None:
-        """Give files of one schema a name that SQL can use. There is at least one."""
+    def register(self, table: ParquetTable, name: str, files: Sequence[Path]) -> None:
+        """Give files of a table a name that SQL can use. There is at least one."""
 
-    def materialise(self, name: str, sql: str, directory: Path) -> None:
-        """Run a query, write its rows to a new directory as Parquet, and give them a name."""
+    def materialise(self, name: str, sql: str, directory: Path | None) -> None:
+        """Run a query, and give its rows a name. They are written to a new directory as Parquet, or kept for the run."""
 
     def rows(self, sql: str) -> list[Row]:
         """Return the rows of a query that has few."""
@@ -55,17 +58,23 @@ class DuckEngine:
         self._connection = duckdb.connect(config=settings)
         self._connection.execute("SET preserve_insertion_order = false")
 
-    def register(self, name: str, files: Sequence[Path]) -> None:
+    def register(self, table: ParquetTable, name: str, files: Sequence[Path]) -> None:
+        self._register(name, files)
+
+    def _register(self, name: str, files: Sequence[Path]) -> None:
         listed = ", ".join(_literal(re.sub(r"([*?\[\]])", r"[\1]", str(path))) for path in files)  # they may be patterns
         self._connection.execute(
             f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
         )
 
-    def materialise(self, name: str, sql: str, directory: Path) -> None:
+    def materialise(self, name: str, sql: str, directory: Path | None) -> None:
+        if directory is None:
+            self._connection.execute(f"CREATE TEMP TABLE {name} AS {sql}")
+            return
         directory.mkdir()
         target = directory / "part-0.parquet"
         self._connection.execute(f"COPY ({sql}) TO {_literal(str(target))} (FORMAT parquet, COMPRESSION zstd)")
-        self.register(name, [target])
+        self._register(name, [target])
 
     def rows(self, sql: str) -> list[Row]:
         found = self._connection.execute(sql)
@@ -88,18 +97,29 @@ class SparkEngine:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._names: list[str] = []
+        self._kept: list[DataFrame] = []
 
-    def register(self, name: str, files: Sequence[Path]) -> None:
-        self._register(name, [_escaped(path) for path in files])
+    def register(self, table: ParquetTable, name: str, files: Sequence[Path]) -> None:
+        schema = ", ".join(f"{column.name} {column.type}" for column in table.columns)
+        self._read(name, [_escaped(path) for path in files], schema)
 
-    def _register(self, name: str, paths: list[str]) -> None:
-        reader = self._spark.read.option("recursiveFileLookup", "true")  # no columns are made from the names of folders
-        reader.parquet(*paths).createOrReplaceTempView(name)
+    def _read(self, name: str, paths: list[str], schema: StructType | str) -> None:
+        # With a schema, Spark need not look into a file first. No columns are made from the names of folders.
+        reader = self._spark.read.schema(schema).option("recursiveFileLookup", "true")
+        self._name(name, reader.parquet(*paths))
+
+    def _name(self, name: str, rows: DataFrame) -> None:
+        rows.createOrReplaceTempView(name)
         self._names.append(name)
 
-    def materialise(self, name: str, sql: str, directory: Path) -> None:
-        self._spark.sql(sql).write.parquet(f"file://{directory}")
-        self._register(name, [_escaped(directory)])
+    def materialise(self, name: str, sql: str, directory: Path | None) -> None:
+        rows = self._spark.sql(sql)
+        if directory is None:
+            self._kept.append(rows.cache())  # it is computed where it is needed first
+            self._name(name, rows)
+            return
+        rows.write.parquet(f"file://{directory}")
+        self._read(name, [_escaped(directory)], rows.schema)
 
     def rows(self, sql: str) -> list[Row]:
         found: list[Row] = self._spark.sql(sql).toArrow().to_pylist()
@@ -108,6 +128,8 @@ class SparkEngine:
     def close(self) -> None:
         for name in self._names:
             self._spark.catalog.dropTempView(name)
+        for rows in self._kept:
+            rows.unpersist()
 
 
 def _escaped(path: Path) -> str:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from penstock.spark import segments
 from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.parquet.files import DIRECTORY, SUFFIX, SegmentFiles, TransientFiles, segment_files
-from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES
+from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES, ParquetTable
 from penstock.spark.parquet.writer import ARROW_TYPES, follow
 
 LAST = "last"
@@ -38,12 +38,21 @@ class LogRange(NamedTuple):
     """Whether an incomplete record follows the end."""
 
 
+class InputTable(NamedTuple):
+    """A table that SQL reads."""
+
+    name: str
+    """What SQL calls it."""
+    table: ParquetTable
+    files: list[Path]
+    """At least one, which may have no rows."""
+
+
 class Inputs(NamedTuple):
     """The files of a reconciliation."""
 
     range: LogRange
-    files: dict[str, list[Path]]
-    """By the name that SQL uses. Each has at least one file, which may have no rows."""
+    tables: list[InputTable]
     damages: list[dict[str, Any]]
     """The rows of the table `damages`."""
 
@@ -72,16 +81,19 @@ def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sea
     at = _begin(parts, since, sealed_before)
     chosen = parts[at:]
     empty = _write_empty(scratch / "empty")
-    files = {table.name: [each.path(table.name) for each in chosen] or [empty[table.name]] for table in TABLES}
-    files[OPEN_BEFORE] = [parts[at - 1].path(OPEN.name) if at else empty[OPEN.name]]
-    files[OPEN_AFTER] = [parts[-1].path(OPEN.name) if parts else empty[OPEN.name]]
-    del files[OPEN.name]
-    damages = [row for file in files[DAMAGES.name] for row in pq.ParquetFile(file).read().to_pylist()]
+    named = [
+        InputTable(table.name, table, [each.path(table.name) for each in chosen] or [empty[table.name]])
+        for table in TABLES
+        if table is not OPEN
+    ]
+    named.append(InputTable(OPEN_BEFORE, OPEN, [parts[at - 1].path(OPEN.name) if at else empty[OPEN.name]]))
+    named.append(InputTable(OPEN_AFTER, OPEN, [parts[-1].path(OPEN.name) if parts else empty[OPEN.name]]))
+    damages = [row for each in chosen for row in pq.ParquetFile(each.path(DAMAGES.name)).read().to_pylist()]
     start = parts[0].base if parts else log.start
     begin = chosen[0].base if chosen else start
     first_ms = _first_ms(log, begin)
     found = LogRange(start, begin, log.end, log.segments[-1].base, first_ms, log.last_ms, log.torn)
-    return Inputs(found, files, damages)
+    return Inputs(found, named, damages)
 
 
 def _begin(parts: list[SegmentFiles], since: str | int | None, sealed_before: int | None) -> int:

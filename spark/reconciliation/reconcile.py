@@ -19,7 +19,6 @@ from penstock.spark.reconciliation import page, steps
 from penstock.spark.reconciliation.engines import Engine, Row
 from penstock.spark.reconciliation.inputs import Inputs, prepare
 from penstock.spark.reconciliation.summary import (
-    FINDINGS,
     REPORT,
     SCHEMA_VERSION,
     DamagedRange,
@@ -27,11 +26,13 @@ from penstock.spark.reconciliation.summary import (
     LogPart,
     Outcome,
     Summary,
+    Totals,
     group_sections,
     hours,
     is_ok,
     totals,
 )
+from penstock.spark.reconciliation.tables import PARAMETERS
 
 GRACE_MS = 60_000
 """How long a delivery may stay without an end after deadline and back-off. Covers the timer's tick and bursts of revivals."""
@@ -50,6 +51,8 @@ _EXAMPLE_ORDER = {
     Outcome.UNKNOWN: "popped_ms, key",
 }
 """How the worst examples of each outcome come first."""
+
+_EXAMPLE_COLUMNS = "delivery_id, group_id, group_name, outcome, message_position, attempt, popped_ms, deadline_ms, ended_ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def reconcile(
         report.mkdir()
         for step in steps.load():
             began(step.name.replace("_", " "))
-            engine.materialise(step.name, step.sql, (report if step.name in steps.KEPT else scratch) / step.name)
+            engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
         began("summarise")
         summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
         (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
@@ -126,19 +129,17 @@ def reconcile(
 
 
 def _register(engine: Engine, inputs: Inputs, as_of_ms: int, grace_ms: int, scratch: Path) -> None:
-    for name, files in inputs.files.items():
-        engine.register(name, files)
-    damaged_until = max((row["until_position"] for row in inputs.damages if row["at_ms"] <= as_of_ms), default=-1)
-    parameters = {
+    for each in inputs.tables:
+        engine.register(each.table, each.name, each.files)
+    values = {
         "begin_position": inputs.range.begin,
-        "damaged_until": damaged_until,
+        "damaged_until": max((row["until_position"] for row in inputs.damages if row["at_ms"] <= as_of_ms), default=-1),
         "as_of_ms": as_of_ms,
         "grace_ms": grace_ms,
     }
-    pq.write_table(
-        pa.table({name: pa.array([value], pa.int64()) for name, value in parameters.items()}), scratch / "parameters.parquet"
-    )
-    engine.register("parameters", [scratch / "parameters.parquet"])
+    path = scratch / "parameters.parquet"
+    pq.write_table(pa.table({column.name: pa.array([values[column.name]]) for column in PARAMETERS.columns}), path)
+    engine.register(PARAMETERS, PARAMETERS.name, [path])
 
 
 def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, options: ReconcileOptions) -> Summary:
@@ -185,26 +186,27 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
             for row in inputs.damages
             if row["until_position"] > log.begin
         ],
-        examples={
-            outcome.value: _examples(engine, outcome, order) if found["outcomes"][outcome] or outcome in FINDINGS else []
-            for outcome, order in _EXAMPLE_ORDER.items()
-        },
+        examples=_examples(engine, found),
     )
 
 
-def _examples(engine: Engine, outcome: Outcome, order: str) -> list[Example]:
-    """Return the worst deliveries with an outcome, and the waits of returned messages that are lost."""
-    rows = engine.rows(
-        f"SELECT delivery_id, group_id, group_name, outcome, message_position, attempt, popped_ms, deadline_ms, ended_ms "
-        f"FROM outcomes WHERE outcome = '{outcome}' ORDER BY {order} LIMIT {EXAMPLES_MAX}"
-    )
-    positions = ", ".join(str(row["message_position"]) for row in rows)
-    topics: dict[int, str] = {}
-    if rows:
-        found = engine.rows(f"SELECT position, topic FROM messages WHERE position IN ({positions})")
-        topics = {row["position"]: row["topic"] for row in found}
-    return [
-        Example(
+def _examples(engine: Engine, found: Totals) -> dict[str, list[Example]]:
+    """Return the worst deliveries of some outcomes. Waits of returned messages are there if they are lost."""
+    examples: dict[str, list[Example]] = {outcome.value: [] for outcome in _EXAMPLE_ORDER}
+    wanted = [
+        f"SELECT * FROM (SELECT {_EXAMPLE_COLUMNS} FROM outcomes WHERE outcome = '{outcome}' "
+        f"ORDER BY {order} LIMIT {EXAMPLES_MAX}) {outcome}_ones"
+        for outcome, order in _EXAMPLE_ORDER.items()
+        if found["outcomes"][outcome] or found["message_outcomes"].get(outcome)
+    ]
+    if not wanted:
+        return examples
+    rows = engine.rows(" UNION ALL ".join(wanted))
+    positions = ", ".join(sorted({str(row["message_position"]) for row in rows}))
+    named = engine.rows(f"SELECT position, topic FROM messages WHERE position IN ({positions})") if rows else []
+    topics = {row["position"]: row["topic"] for row in named}
+    for row in rows:
+        example = Example(
             delivery_id=row["delivery_id"],
             group_id=row["group_id"],
             group=row["group_name"],
@@ -216,8 +218,8 @@ def _examples(engine: Engine, outcome: Outcome, order: str) -> list[Example]:
             deadline_ms=row["deadline_ms"],
             ended_ms=row["ended_ms"],
         )
-        for row in rows
-    ]
+        examples[row["outcome"]].append(example)
+    return examples
 
 
 def check_out(directory: Path) -> None:

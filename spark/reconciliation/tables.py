@@ -10,6 +10,17 @@ _GROUP_NAME = ParquetColumn("group_name", ColumnType.STRING, "Name of the consum
 _MESSAGE = ParquetColumn("message_position", ColumnType.BIGINT, "Position of the message.")
 _OUTCOME = ParquetColumn("outcome", ColumnType.STRING, "One of the outcomes above.")
 
+PARAMETERS = ParquetTable(
+    "parameters",
+    "What the steps are told, in one row.",
+    (
+        ParquetColumn("begin_position", ColumnType.BIGINT, "Where the reading begins."),
+        ParquetColumn("damaged_until", ColumnType.BIGINT, "End of the last range whose records are missing; -1 without one."),
+        ParquetColumn("as_of_ms", ColumnType.BIGINT, "Time at which deadlines are judged, in ms since 1970 UTC."),
+        ParquetColumn("grace_ms", ColumnType.BIGINT, "How long after its time a delivery is not lost yet."),
+    ),
+)
+
 REPORT_TABLES = (
     ParquetTable(
         steps.OUTCOMES,

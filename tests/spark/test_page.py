@@ -23,7 +23,7 @@ from penstock.spark.reconciliation.summary import (
     REPORT,
     SCHEMA_VERSION,
     Counts,
-    Damage,
+    DamagedRange,
     Example,
     Hour,
     LogPart,
@@ -69,7 +69,7 @@ def a_summary(
     examples: tuple[Example, ...] = (),
     topic_filter: str = "plant/#",
     data_dir: str = "/var/lib/penstock",
-    damages: tuple[Damage, ...] = (),
+    damages: tuple[DamagedRange, ...] = (),
 ) -> Summary:
     groups = group_sections(
         tallies,
@@ -143,7 +143,7 @@ def test_the_head_of_the_page_is_the_verdict(summary: Summary, verdict_class: st
 
 def test_the_verdict_says_what_where_and_since_when() -> None:
     later = tally(Outcome.LOST, 9, hour_ms=MAY_28_MS + 6 * HOUR_MS, group_id=2, group_name="audit")
-    damage = Damage(position=512, until_position=1_024, at_ms=0, cause="damaged")
+    damage = DamagedRange(position=512, until_position=1_024, at_ms=0, cause="damaged")
     text = text_of(page.render(a_summary(ACKED, LOST, later, damages=(damage,) * 7)))
     assert "12 lost in audit (9), billing (3), popped from 2026-05-28 04:00 to 07:00 UTC, and none in the 17 h since" in text
     assert "records are missing : positions 512 to 1,024 are damaged" in text

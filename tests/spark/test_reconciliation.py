@@ -395,7 +395,7 @@ def test_a_directory_with_other_files_is_not_written_to(tmp_path: Path, found: R
 
 def test_a_run_that_fails_leaves_the_report_before(tmp_path: Path) -> None:
     class Broken(DuckEngine):
-        def materialise(self, name: str, sql: str, directory: Path) -> None:
+        def materialise(self, name: str, sql: str, directory: Path | None) -> None:
             if name == steps.TALLIES:
                 raise OSError("no space left on device")
             super().materialise(name, sql, directory)
