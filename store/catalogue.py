@@ -28,14 +28,14 @@ from weakref import ref
 from penstock.store import topics
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import ENTRY_BYTES, RESTORED, LightQueue, Start, delete_entries, name_key, name_of, name_row
+from penstock.store.rowformats import QUEUE_ROW
 
 _ID = Struct(">I")
 _POSITION = Struct(">Q")
 _TOTALS_KEY = KeySpace.META + b"queues"
 _TOTALS = Struct(">III")
 
-_QUEUE = Struct("<IqQB")
-_QUEUE_BYTES = _QUEUE.size
+_QUEUE_BYTES = QUEUE_ROW.size
 _EARLIEST, _LATEST = -(2**63), 2**63 - 1
 _ENDS: dict[int, Start] = {_EARLIEST: "earliest", _LATEST: "latest"}
 _CODES: dict[Start, int] = {start: code for code, start in _ENDS.items()}
@@ -68,7 +68,7 @@ def _is_plain(topic_filter: str) -> bool:
 def _queue_row(queue: LightQueue) -> bytes:
     """Return the bytes of a queue in the row of its filter."""
     row = queue.open_row
-    return _QUEUE.pack(queue.id, _CODES.get(queue.start, queue.start), queue.open_offset, len(row) // ENTRY_BYTES) + row
+    return QUEUE_ROW.pack(queue.id, _CODES.get(queue.start, queue.start), queue.open_offset, len(row) // ENTRY_BYTES) + row
 
 
 def _queue_rows(row: bytes | None) -> dict[int, bytes]:
@@ -76,7 +76,7 @@ def _queue_rows(row: bytes | None) -> dict[int, bytes]:
     found = {}
     at = 0
     while row is not None and at < len(row):
-        queue_id, _, _, count = _QUEUE.unpack_from(row, at)
+        queue_id, _, _, count = QUEUE_ROW.unpack_from(row, at)
         stop = at + _QUEUE_BYTES + count * ENTRY_BYTES
         found[queue_id] = row[at:stop]
         at = stop
@@ -87,8 +87,8 @@ def without_entries(row: bytes) -> bytes:
     """Return the row of a filter with the same queues and offsets, but without the entries of open rows."""
     parts = []
     for part in _queue_rows(row).values():
-        queue_id, start, offset, count = _QUEUE.unpack_from(part)
-        parts.append(_QUEUE.pack(queue_id, start, offset + count, 0))
+        queue_id, start, offset, count = QUEUE_ROW.unpack_from(part)
+        parts.append(QUEUE_ROW.pack(queue_id, start, offset + count, 0))
     return b"".join(parts)
 
 
@@ -191,7 +191,7 @@ class Catalogue:
 
     def _load(self, topic_filter: str, key: bytes, row: bytes) -> LightQueue:
         """Return the first queue of a filter's row: the loaded object or a new one. `key` is given for a whole row."""
-        queue_id, code, offset, count = _QUEUE.unpack_from(row)
+        queue_id, code, offset, count = QUEUE_ROW.unpack_from(row)
         held = self._loaded.get(queue_id)
         queue = held() if held is not None else None
         if queue is None:

@@ -14,7 +14,6 @@ import errno
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -27,6 +26,8 @@ from penstock.store.errors import DataDirIncompatible, IndexDamaged
 from penstock.store.files import PASSING, SYSTEM_FILES, File, Files, Mode, read_file, replace_file, unlink_if_there
 from penstock.store.options import MIB
 from penstock.store.rocksdb import Cursor, Database, DatabaseFigures, IndexChanges, OpenDatabase, memtable_bytes, open_rocksdb
+from penstock.store.rowformats import FORMAT
+from penstock.store.rowformats import KeySpace as KeySpace
 
 logger = structlog.get_logger("store")
 
@@ -79,9 +80,6 @@ RETRY_S = 0.05
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last one means that another version has created the index, with options or column families that this version lacks."""
 
-FORMAT = 18
-"""Version of the key and value formats. A start rebuilds an index of any other version."""
-
 META_KEY = b"Mcovered"
 """Key of the row that says how far the index covers the log."""
 _META = Struct("<IQQq")
@@ -90,37 +88,6 @@ _POSITION = Struct("<Q")
 OWN_KEYS = (META_KEY, _ADJUSTED_KEY)
 """Keys of the rows that say something about this very index. They don't follow from the log, and no snapshot has them."""
 _VERSION = Struct("<I")
-
-
-class KeySpace(bytes, Enum):
-    """First byte of a key, which tells whose rows these are."""
-
-    META = b"M"
-    QUEUE = b"N"
-    NAME = b"F"
-    WILDCARD = b"W"
-    BACKFILL = b"L"
-    PINNED = b"P"
-    ENTRIES = b"Q"
-    GROUP = b"G"
-    CHECKPOINT = b"C"
-    ORDER = b"O"
-    DEAD = b"D"
-    REDRIVEN = b"d"
-    TRANSACTION = b"X"
-    TIMER = b"T"
-    TIMER_KEY = b"K"
-    RETAINED = b"R"
-    RETAINED_LEVEL = b"r"
-    RETAINED_LATER = b"l"
-    RETAINED_DUE = b"e"
-    RETAINED_COUNT = b"n"
-    SESSION = b"S"
-    COPY = b"V"
-    DISPATCH = b"E"
-    SENT_ID = b"I"
-    ACCOUNT = b"A"
-    SCHEDULE = b"Y"
 
 
 class Covered(NamedTuple):

@@ -33,7 +33,8 @@ from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import DIRECTORY, Covered, Index, KeySpace
 from penstock.store.lightqueue import entries_array
 from penstock.store.rocksdb import OpenDatabase, open_rocksdb
-from penstock.store.snapshot import SnapshotReader, snapshots
+from penstock.store.snapshot import snapshots
+from penstock.store.snapshotreader import SnapshotReader
 
 Ranges = list[tuple[int, int]]
 """First position, and position after the last byte, of damaged ranges, in the order of the log."""

@@ -40,9 +40,9 @@ from penstock.store.errors import PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace, after
 from penstock.store.properties import decode_properties
 from penstock.store.record import Flag, Record
+from penstock.store.rowformats import QUEUE_ENTRY, QUEUE_ENTRY_DTYPE
 
-ENTRY = Struct("<QII")
-ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4"), ("aux", "<u4")])
+ENTRY, ENTRY_DTYPE = QUEUE_ENTRY, QUEUE_ENTRY_DTYPE
 ENTRY_BYTES = ENTRY.size
 assert ENTRY_DTYPE.itemsize == ENTRY_BYTES
 

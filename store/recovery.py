@@ -28,8 +28,9 @@ from penstock.store.queues import Queues
 from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum, decode
 from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.router import Router
-from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshot import give_own_names, restore, snapshot_path, snapshots
+from penstock.store.snapshot import give_own_names, restore, snapshots
+from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshotreader import snapshot_path
 
 logger = structlog.get_logger("store")
 

@@ -31,7 +31,8 @@ from penstock.store.rewriting import copy_range, written_anew
 from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.segment import Segment, segment_base, segment_bases, segment_name
 from penstock.store.segmentchain import missing_from
-from penstock.store.snapshot import snapshot_path, write_empty
+from penstock.store.snapshot import write_empty
+from penstock.store.snapshotreader import snapshot_path
 from penstock.store.syncmark import Ending, SyncMark
 
 ROOM_BYTES = 64 * KIB

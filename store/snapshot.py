@@ -7,7 +7,7 @@ is durable.
 A snapshot has all rows of the index except the entries of message queues, of which it has only the number. A replay brings back
 those entries that the log still has, at their old offsets. The file `snapshots/<position, 20 digits>.snap` is a sequence of
 records of kind SNAPSHOT (`store.record`). The first has the properties `format`, `position` and `store_ms`, the last has
-`rows`, and the bodies of the others hold rows: key length u32, value length u32, key, value.
+`rows`, and the bodies of the others hold rows: key length u32, value length u32, key, value. `store.snapshotreader` reads it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,22 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
-from struct import Struct
-from struct import error as StructError
 
 import orjson
 import structlog
 
 from penstock.store.catalogue import without_entries
-from penstock.store.errors import RecordCorrupt, SnapshotInvalid
-from penstock.store.files import SYSTEM_FILES, File, Files, Mode, replace_file, unlink_if_there, write_all
-from penstock.store.index import FORMAT, OWN_KEYS, Covered, Index, IndexView, KeySpace, after
+from penstock.store.errors import SnapshotInvalid
+from penstock.store.files import SYSTEM_FILES, Files, Mode, replace_file, unlink_if_there, write_all
+from penstock.store.index import OWN_KEYS, Covered, Index, IndexView, KeySpace, after
 from penstock.store.lightqueue import name_of, pinned_prefix, queue_prefix
 from penstock.store.options import KIB
 from penstock.store.placing import MARKER, exchange
 from penstock.store.quarantine import set_aside
-from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode, size_of, store_ms_of
-from penstock.store.segment import NAME_DIGITS
+from penstock.store.record import HEADER_BYTES, Kind, encode, store_ms_of
+from penstock.store.rowformats import FORMAT
+from penstock.store.snapshotreader import DIRECTORY, LENGTHS, SUFFIX, SnapshotReader, snapshot_path, snapshot_records
 
-DIRECTORY = "snapshots"
-"""Folder of a data directory that holds the snapshots."""
-
-SUFFIX = ".snap"
 PARTIAL_SUFFIX = ".partial"
 
 BODY_BYTES = 256 * KIB
@@ -46,13 +41,6 @@ ROWS_PER_STEP = 64
 """Rows that one step writes."""
 
 logger = structlog.get_logger("store")
-
-_LENGTHS = Struct("<II")
-
-
-def snapshot_path(data_dir: Path, position: int) -> Path:
-    """Return the path of the snapshot at a position."""
-    return data_dir / DIRECTORY / f"{position:0{NAME_DIGITS}d}{SUFFIX}"
 
 
 def snapshots(data_dir: Path, files: Files = SYSTEM_FILES) -> dict[int, int]:
@@ -128,7 +116,7 @@ def give_own_names(data_dir: Path, files: Files = SYSTEM_FILES) -> dict[str, str
 def _stated_position(files: Files, path: Path) -> int | None:
     """Return the position at which a snapshot was made; None if its first record can't be read."""
     try:
-        properties, _ = next(_records(files, path))
+        properties, _ = next(snapshot_records(files, path))
         return int(orjson.loads(properties)["position"])
     except (KeyError, OSError, SnapshotInvalid, StopIteration, TypeError, ValueError):
         return None  # whoever reads the snapshot reports this
@@ -171,7 +159,7 @@ class SnapshotWriter:
         self._record(properties={"format": FORMAT, "position": self.position, "store_ms": self._store_ms})
         count = 0
         for key, value in _rows(view):
-            self._rows += _LENGTHS.pack(len(key), len(value)) + key + value
+            self._rows += LENGTHS.pack(len(key), len(value)) + key + value
             count += 1
             if len(self._rows) >= BODY_BYTES:
                 self._record()
@@ -250,81 +238,3 @@ def restore(data_dir: Path, position: int, index: Index, files: Files = SYSTEM_F
     index.write(batch)
     index.flush()
     return covered
-
-
-class SnapshotReader:
-    """Reads a snapshot.
-
-    Parameters:
-        data_dir: of a node.
-        position: of the snapshot.
-        files: has the directory.
-
-    Raises:
-        SnapshotInvalid: the snapshot is of another format, or was made at another position.
-    """
-
-    def __init__(self, data_dir: Path, position: int, files: Files = SYSTEM_FILES) -> None:
-        self._path = snapshot_path(data_dir, position)
-        self._records = _records(files, self._path)
-        try:
-            first = orjson.loads(next(self._records, (b"", b""))[0] or b"{}")
-            version = first.get("format")
-            made_at, store_ms = (int(first["position"]), int(first["store_ms"])) if version == FORMAT else (0, 0)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise SnapshotInvalid(f"the head of the snapshot {self._path} can't be read: {error!r}") from error
-        if version != FORMAT:
-            raise SnapshotInvalid(f"the snapshot {self._path} has format {version}, but this version reads {FORMAT}")
-        if made_at != position:
-            raise SnapshotInvalid(f"the snapshot {self._path} was made at position {made_at}, so it is in a wrong place")
-        self.store_ms = store_ms
-        """When the last record before the snapshot was stored, in ms since 1970."""
-
-    def blocks(self) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield all rows, some at a time, in the order of their keys. Raises SnapshotInvalid where it is damaged."""
-        count, expected = 0, -1
-        for properties, body in self._records:
-            try:
-                rows = list(_rows_in(body))
-                expected = orjson.loads(properties)["rows"] if properties else expected
-            except (StructError, ValueError, KeyError) as error:
-                raise SnapshotInvalid(f"the snapshot {self._path} has a record that can't be read: {error!r}") from error
-            yield rows
-            count += len(rows)
-        if count != expected:
-            raise SnapshotInvalid(f"the snapshot {self._path} has {count} rows but should have {expected}; it is incomplete")
-
-
-def _rows_in(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    at = 0
-    while at < len(body):
-        key_len, value_len = _LENGTHS.unpack_from(body, at)
-        stop = at + _LENGTHS.size + key_len
-        yield body[at + _LENGTHS.size : stop], body[stop : stop + value_len]
-        at = stop + value_len
-
-
-def _records(files: Files, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield properties and body of each record of a snapshot."""
-    position = 0
-    file = files.open(path)
-    try:
-        while head := _read(file, path, HEADER_BYTES, position):
-            size = size_of(head) if len(head) == HEADER_BYTES else 0
-            if not HEADER_BYTES <= size <= RECORD_BYTES_MAX:
-                raise SnapshotInvalid(f"the snapshot {path} is damaged at byte {position}")
-            try:
-                found = decode(_read(file, path, size, position), position=position)
-            except RecordCorrupt as error:
-                raise SnapshotInvalid(f"the snapshot {path} is damaged at byte {position}: {error.reason}") from error
-            yield found.properties, found.body
-            position += size
-    finally:
-        file.close()
-
-
-def _read(file: File, path: Path, size: int, position: int) -> bytes:
-    try:
-        return file.pread(size, position)
-    except OSError as error:
-        raise SnapshotInvalid(f"the disk can't read the snapshot {path} at byte {position}: {error.strerror}") from error

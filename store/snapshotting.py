@@ -13,7 +13,8 @@ from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Index
 from penstock.store.quarantine import set_aside
 from penstock.store.sliced import Steps
-from penstock.store.snapshot import SnapshotReader, SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
+from penstock.store.snapshot import SnapshotWriter, remove_other_snapshots, snapshots
+from penstock.store.snapshotreader import SnapshotReader, snapshot_path
 
 logger = structlog.get_logger("store")
 

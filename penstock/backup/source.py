@@ -16,12 +16,13 @@ from penstock.node.controlclient import Request
 from penstock.node.errors import ControlRefused, NodeNotRunning
 from penstock.node.lock import DataDirLock
 from penstock.pop.core.handle import SECRET
-from penstock.store import ballast, commitlog, index, snapshot
+from penstock.store import ballast, commitlog, index, snapshotreader
 from penstock.store.errors import DataDirLocked
 from penstock.store.files import LOST_FOUND, read_file
 from penstock.store.index import CHECKPOINT, Index
 from penstock.store.segment import segment_bases, segment_name
-from penstock.store.snapshot import snapshot_path, snapshots
+from penstock.store.snapshot import snapshots
+from penstock.store.snapshotreader import snapshot_path
 from penstock.store.syncmark import Ending, SyncMark
 
 _OF_A_PROCESS = ("LOCK", "LOG")
@@ -94,7 +95,7 @@ class Source:
             yield SourceFile(f"{index.DIRECTORY}/{name}", actual, reach.size(actual), name.endswith(".sst"))
         for position in self.snapshots:
             actual = snapshot_path(self.data_dir, position)
-            yield SourceFile(f"{snapshot.DIRECTORY}/{actual.name}", actual, reach.size(actual), True)
+            yield SourceFile(f"{snapshotreader.DIRECTORY}/{actual.name}", actual, reach.size(actual), True)
         for base, end in self.segments:
             name = segment_name(base)
             is_sealed = base != self.segments[-1][0]

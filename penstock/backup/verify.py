@@ -30,7 +30,7 @@ from penstock.node.config import Config
 from penstock.node.lock import DataDirLock
 from penstock.node.parts import NodeParts
 from penstock.pop.core.handle import SECRET
-from penstock.store import commitlog, index, snapshot, syncmark
+from penstock.store import commitlog, index, snapshotreader, syncmark
 from penstock.store.block import read_block
 from penstock.store.clock import SystemClock
 from penstock.store.commitlog import CommitLog
@@ -42,7 +42,8 @@ from penstock.store.record import HEADER_BYTES, store_ms_of
 from penstock.store.recovery import REPLAY_BYTES
 from penstock.store.repair import survey
 from penstock.store.segment import SUFFIX, segment_base, segment_name
-from penstock.store.snapshot import SnapshotReader, snapshots
+from penstock.store.snapshot import snapshots
+from penstock.store.snapshotreader import SnapshotReader
 from penstock.store.store import Store
 
 BACKUP = "backup"
@@ -167,7 +168,7 @@ def _check_backup(directory: Path, found: Verification, copier: Copier, files: C
 
 def _data_dir_files(directory: Path, files: CopyFiles) -> _Originals:
     paths = [SECRET, bans.FILE, syncmark.FILE, index.DAMAGED]
-    for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY):
+    for folder in (commitlog.DIRECTORY, snapshotreader.DIRECTORY):
         paths += [f"{folder}/{name}" for name in files.names(directory / folder) if name != LOST_FOUND]
     paths += [f"{index.DIRECTORY}/{name}" for name in index_files(directory / index.DIRECTORY, files)]
     return {path: directory / path for path in paths if files.exists(directory / path)}
@@ -205,7 +206,7 @@ def _lay_out(originals: _Originals, data_dir: Path, found: Verification, *, with
         for base, following in pairwise(bases)
         if originals[f"{commitlog.DIRECTORY}/{segment_name(base)}"].stat().st_size != following - base
     }
-    for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY, *([index.DIRECTORY] if with_index else [])):
+    for folder in (commitlog.DIRECTORY, snapshotreader.DIRECTORY, *([index.DIRECTORY] if with_index else [])):
         (data_dir / folder).mkdir(mode=0o700, parents=True)
         for name, original in _in(originals, folder):
             if name in written_to or (folder == index.DIRECTORY and not name.endswith(".sst")):

@@ -21,8 +21,8 @@ from penstock.store.files import SYSTEM_FILES, Files, Mode, make_directory, unli
 from penstock.store.index import Index
 from penstock.store.options import MIB
 from penstock.store.segment import segment_name
-from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshot import SUFFIX, SnapshotReader, snapshot_path
+from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshotreader import SUFFIX, SnapshotReader, snapshot_path
 
 DIRECTORY = "bootstrap"
 """Folder of a data directory with a snapshot that came from the leader."""

@@ -16,7 +16,7 @@ from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop import relayed
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
 from penstock.spark.parquet.files import DIRECTORY as TABLES
-from penstock.store import ballast, commitlog, index, placing, snapshot, syncmark, timekeeping
+from penstock.store import ballast, commitlog, index, placing, snapshot, snapshotreader, syncmark, timekeeping
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Files, read_file, replace_file
 from penstock.store.quarantine import QUARANTINE, free_name, set_aside
@@ -32,7 +32,7 @@ KNOWN = frozenset(
         index.DAMAGED,
         index.DIRECTORY,
         index.DISCARDED,
-        snapshot.DIRECTORY,
+        snapshotreader.DIRECTORY,
         syncmark.FILE,
         timekeeping.FILE,
         bootstrap.DIRECTORY,
@@ -142,11 +142,11 @@ def _mark(data_dir: Path, files: Files) -> Iterator[FileProblem]:
 
 
 def _snapshots(data_dir: Path, files: Files) -> Iterator[FileProblem]:
-    names = files.names(data_dir / snapshot.DIRECTORY)
+    names = files.names(data_dir / snapshotreader.DIRECTORY)
     moves = snapshot.misnamed(data_dir, files)
     for name in names:
-        path = f"{snapshot.DIRECTORY}/{name}"
-        stem = name.removesuffix(snapshot.SUFFIX)
+        path = f"{snapshotreader.DIRECTORY}/{name}"
+        stem = name.removesuffix(snapshotreader.SUFFIX)
         if name in moves:
             effect = f"The next start gives it its own name, {moves[name]}; so does `penstock repair`."
             yield FileProblem(path, "has the name of another snapshot", effect)
@@ -165,7 +165,7 @@ def _snapshots(data_dir: Path, files: Files) -> Iterator[FileProblem]:
             yield FileProblem(path, "is no snapshot, whose name is a position", effect, is_damage=True, is_mendable=True)
             continue
         try:
-            for _ in snapshot.SnapshotReader(data_dir, int(stem), files).blocks():
+            for _ in snapshotreader.SnapshotReader(data_dir, int(stem), files).blocks():
                 pass
         except (SnapshotInvalid, OSError, ValueError, KeyError) as error:
             yield FileProblem(path, f"can't be used: {error}", effect, is_damage=True, is_mendable=True)

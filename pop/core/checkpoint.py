@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from struct import Struct
 from typing import NamedTuple
 
 from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.store.bodies import CHECKPOINT_ENTRY
 from penstock.store.record import LEVEL_MASK, SURVIVED, Flag
+from penstock.store.rowformats import CHECKPOINT_ROW, KEEPER_MARK
 
 ATTEMPT_ID_BYTES_MAX = 255
 
 ENTRY_BYTES = CHECKPOINT_ENTRY.size
 _SOURCE_AT = ENTRY_BYTES - 2
 
-KEEPER_MARK = "\0"
-"""First character of the attempt id of a checkpoint that a device keeps: what follows names the device. No call can give it."""
-
 FROM_QUEUE = 0
 FROM_RETRY = 1
-
-_ROW = Struct("<IQqBIB")
 
 INDEX_BITS = 16
 """Bits of a delivery id that hold the index. A pop hands out at most 16,384 messages. The other 48 bits hold a position,
@@ -204,16 +199,16 @@ class Checkpoint:
         size = (self.count + 7) // 8
         sets = b"".join(bits.to_bytes(size, "little") for bits in (self.open, self.acked, self.replaced))
         attempt_id = self.attempt_id.encode()
-        head = _ROW.pack(self.group_id, self.pop_ms, self.deadline_ms, self.flags, self.count, len(attempt_id))
+        head = CHECKPOINT_ROW.pack(self.group_id, self.pop_ms, self.deadline_ms, self.flags, self.count, len(attempt_id))
         return head + attempt_id + sets + self.body
 
     @classmethod
     def from_row(cls, position: int, row: bytes) -> Checkpoint:
         """Return the checkpoint that an index row describes."""
-        group_id, pop_ms, deadline_ms, flags, count, id_len = _ROW.unpack_from(row)
+        group_id, pop_ms, deadline_ms, flags, count, id_len = CHECKPOINT_ROW.unpack_from(row)
         size = (count + 7) // 8
-        sets_from = _ROW.size + id_len
-        attempt_id = row[_ROW.size : sets_from].decode()
+        sets_from = CHECKPOINT_ROW.size + id_len
+        attempt_id = row[CHECKPOINT_ROW.size : sets_from].decode()
         checkpoint = cls(position, group_id, pop_ms, deadline_ms, flags, row[sets_from + 3 * size :], attempt_id)
         sets = [int.from_bytes(row[sets_from + i * size : sets_from + (i + 1) * size], "little") for i in range(3)]
         checkpoint.open, checkpoint.acked, checkpoint.replaced = sets

@@ -10,7 +10,6 @@ import orjson
 from penstock.pop.core.checkpoint import (
     FROM_QUEUE,
     FROM_RETRY,
-    KEEPER_MARK,
     Checkpoint,
     Entry,
     entries_of,
@@ -29,6 +28,7 @@ from penstock.store.bodies import CHANGE_ENTRY, REFERENCE, TIMER_ENTRY
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
 from penstock.store.record import LEVEL_MASK, POP_FIXED, Flag, Kind, Record
+from penstock.store.rowformats import KEEPER_MARK
 
 
 class DeliveryChanges:

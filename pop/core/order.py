@@ -25,6 +25,7 @@ from zlib import crc32
 from penstock.store.index import Batch, Index, KeySpace, after
 from penstock.store.properties import message_group_of
 from penstock.store.record import properties_of, topic_of
+from penstock.store.rowformats import ORDER_ROW, order_row
 
 PARKED_MAX = 100_000
 """Maximum number of parked messages of a group. At the limit, its pops scan no further until some of them were delivered."""
@@ -34,9 +35,6 @@ NO_KEY = 0
 
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
-_ROW = Struct("<BIQIHB")
-_MISSING = {Struct("<BIQIH").size: b"\0", Struct("<BIQI").size: b"\0\0\0"}
-"""What rows of earlier versions lack, by their size."""
 
 
 class Parked(NamedTuple):
@@ -185,7 +183,7 @@ class FifoOrder:
             key = self._locked.get(position)
             parked = self._parked.get(position)
             if key is not None:
-                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(1, key, 0, 0, 0, 0))
+                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), ORDER_ROW.pack(1, key, 0, 0, 0, 0))
             elif parked is not None:
                 batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _parked_row(parked))
             elif position in self._saved:
@@ -211,12 +209,12 @@ class FifoOrder:
 
 
 def _parked_row(parked: Parked) -> bytes:
-    return _ROW.pack(0, parked.key, parked.offset, parked.size, parked.attempts, parked.level)
+    return ORDER_ROW.pack(0, parked.key, parked.offset, parked.size, parked.attempts, parked.level)
 
 
 def _rows(index: Index, group_id: int) -> Iterator[tuple[int, tuple[int, int, int, int, int, int]]]:
     for key, value in index.rows(_PREFIX.pack(KeySpace.ORDER, group_id)):
-        yield _KEY.unpack(key)[2], _ROW.unpack(value + _MISSING.get(len(value), b""))
+        yield _KEY.unpack(key)[2], order_row(value)
 
 
 def delete_order(batch: Batch, group_id: int) -> None:

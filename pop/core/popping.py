@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import structlog
 
-from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, KEEPER_MARK, Checkpoint
+from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
 from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
@@ -34,6 +34,7 @@ from penstock.store.record import (
     properties_of,
     store_ms_of,
 )
+from penstock.store.rowformats import KEEPER_MARK
 from penstock.store.store import Store
 
 logger = structlog.get_logger("pop")

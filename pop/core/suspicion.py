@@ -22,11 +22,10 @@ records of deliveries (`LEVEL_MASK`), and beside the attempts in the retry queue
 from __future__ import annotations
 
 from penstock.store.record import LEVEL_MASK
+from penstock.store.rowformats import ATTEMPT_BITS
 
 ALONE = 1
 """The level of a message that is handed out alone."""
-
-_ATTEMPT_BITS = 16
 
 
 def together_max(level: int) -> int:
@@ -52,9 +51,9 @@ def lowest(level: int, other: int) -> int:
 
 def returned(attempts: int, level: int) -> int:
     """Return what an entry of a retry queue says of its message: the attempts it had, and its level."""
-    return attempts | level << _ATTEMPT_BITS
+    return attempts | level << ATTEMPT_BITS
 
 
 def attempts_and_level(aux: int) -> tuple[int, int]:
     """Return the attempts and the level that an entry of a retry queue says."""
-    return aux & (1 << _ATTEMPT_BITS) - 1, aux >> _ATTEMPT_BITS
+    return aux & (1 << ATTEMPT_BITS) - 1, aux >> ATTEMPT_BITS

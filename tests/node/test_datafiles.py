@@ -13,7 +13,8 @@ import pytest
 from penstock.cli.actions.repair import repair_log
 from penstock.node.datafiles import check_files
 from penstock.pop.core.handle import SECRET_BYTES, load_secret
-from penstock.store.snapshot import SnapshotWriter, snapshot_path
+from penstock.store.snapshot import SnapshotWriter
+from penstock.store.snapshotreader import snapshot_path
 from penstock.store.store import Store
 from tests.store.wiring import close, open_store, publish
 

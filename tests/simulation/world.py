@@ -14,7 +14,7 @@ from penstock.node.config import Config
 from penstock.pop.core.handle import SECRET
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store import commitlog, index, snapshot, syncmark, timekeeping
+from penstock.store import commitlog, index, snapshotreader, syncmark, timekeeping
 from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
 from penstock.store.files import STEP_BYTES, replace_file
 from penstock.store.indexplan import Fate as IndexFate
@@ -511,7 +511,7 @@ class World:
     def _lose_sector(self) -> None:
         """Make a sector of a file of the node unreadable. Of the index nothing, because RocksDB is not simulated."""
         paths = [DATA_DIR / name for name in (SECRET, syncmark.FILE, timekeeping.FILE)]
-        paths += self._paths(commitlog.DIRECTORY) * 6 + self._paths(snapshot.DIRECTORY) * 3
+        paths += self._paths(commitlog.DIRECTORY) * 6 + self._paths(snapshotreader.DIRECTORY) * 3
         self._lose_sector_of(self.random.choice([path for path in paths if self.disk.is_file(path)]))
 
     def _rot(self, process: Process) -> None:
@@ -522,7 +522,7 @@ class World:
         for path in random.sample(self._paths(commitlog.DIRECTORY), 1) * random.choice((0, 1, 1, 3)):
             self._lose_sector_of(path)
         if random.random() < 0.7:  # so that nothing but the index tells what was before the log begins
-            for path in self._paths(snapshot.DIRECTORY):
+            for path in self._paths(snapshotreader.DIRECTORY):
                 replace_file(self._files, path, b"not a snapshot any more, since its blocks are gone")
                 self._has_lost_snapshots = True
             self.note("all snapshots are damaged")

@@ -20,8 +20,9 @@ from penstock.store.placing import MARKER, place
 from penstock.store.record import Kind
 from penstock.store.repair import repair, survey
 from penstock.store.segment import segment_name
-from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshot import give_own_names, misnamed, remove_other_snapshots, snapshot_path, write_empty
+from penstock.store.snapshot import give_own_names, misnamed, remove_other_snapshots, write_empty
+from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshotreader import snapshot_path
 from penstock.store.syncmark import FILE, Ending, SyncMark
 from tests.clock import ManualClock
 from tests.pop.wiring import Parts

@@ -18,7 +18,8 @@ from penstock.store.logreader import read_log
 from penstock.store.options import HOUR_MS, KIB
 from penstock.store.record import Kind, Record, decode
 from penstock.store.retention import Blocker
-from penstock.store.snapshot import SnapshotReader, snapshot_path, snapshots
+from penstock.store.snapshot import snapshots
+from penstock.store.snapshotreader import SnapshotReader, snapshot_path
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.keeper import Keeper

@@ -20,7 +20,8 @@ from penstock.store.indexplan import Fate, IndexPlan
 from penstock.store.placing import MARKER, misplaced
 from penstock.store.repair import QUARANTINE, Damage, Findings, plan, put_in_places, repair, survey
 from penstock.store.segment import segment_name
-from penstock.store.snapshot import snapshot_path
+from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshotreader import snapshot_path
 
 _FORGOTTEN = (
     "the records that the log still has stay, but the sessions, subscriptions, groups, retained and delayed messages, open "
@@ -62,7 +63,7 @@ def repair_log(
             planned = plan(data_dir, findings.damages)
         else:
             planned = repair(data_dir, findings.damages, forget_beginning=forget_beginning)
-            gone = {f"{snapshot.DIRECTORY}/{snapshot_path(data_dir, each).name}" for each in planned.outdated}
+            gone = {f"{SNAPSHOTS}/{snapshot_path(data_dir, each).name}" for each in planned.outdated}
             moved = {each.file: mend_file(data_dir, each) for each in problems if each.is_mendable and each.file not in gone}
             moved |= dict.fromkeys(gone, QUARANTINE)
     is_damaged = bool(findings.damages or moves) or planned.fate in (Fate.ADJUSTED, Fate.LOST)
@@ -76,7 +77,7 @@ def repair_log(
             "damages": rows,
             "torn_bytes": findings.torn_bytes,
             "misplaced": placed,
-            "renamed": {f"{snapshot.DIRECTORY}/{name}": f"{snapshot.DIRECTORY}/{own}" for name, own in renamed.items()},
+            "renamed": {f"{SNAPSHOTS}/{name}": f"{SNAPSHOTS}/{own}" for name, own in renamed.items()},
             "repaired": repaired,
             "index": _index_row(planned),
             "files": others,
