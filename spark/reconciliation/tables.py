@@ -25,7 +25,7 @@ REPORT_TABLES = (
     ParquetTable(
         steps.OUTCOMES,
         "One row per delivery, which is that of its last stage. Rows whose stage is `waiting` are no deliveries: a consumer "
-        "returned the message, and at the end nobody had it.",
+        "returned the message, and nobody had it at the end, or it became a dead letter after the wait.",
         (
             ParquetColumn("key", ColumnType.BIGINT, "Key of the last stage, as in the table `deliveries` of the log."),
             ParquetColumn("delivery_id", ColumnType.BIGINT, "Key of the first stage."),

@@ -113,7 +113,9 @@ class Model:
         elif not first:
             is_open = stage.deadline_ms + grace_ms >= as_of_ms
             outcome = (Outcome.WAITING if stage.is_wait else Outcome.IN_FLIGHT) if is_open else Outcome.LOST
-        elif stage.is_wait or (first[0].kind == Kind.POP_INVISIBLE_CHANGED and not first[0].flags):
+        elif (stage.is_wait and first[0].kind != Kind.POP_DEAD_LETTER) or (
+            first[0].kind == Kind.POP_INVISIBLE_CHANGED and not first[0].flags
+        ):
             return
         elif is_acked:
             outcome = Outcome.ACKED if first[0].at_ms <= stage.deadline_ms else Outcome.ACKED_LATE

@@ -288,6 +288,7 @@ def test_a_report_on_a_node_equals_what_its_consumers_did(parts: Parts, found: R
     groups = ("acks", "nacks", "suspends", "extends", "times out", "is late", "dead", "resets", "deletes", "is unused", "holds")
     for name in groups:
         parts.create(name, attempts_max=1 if name == "dead" else 3)
+    parts.create("is given up", attempts_max=1)
     parts.create("expires", topic_filter="short/#")
     parts.publish(b"1", b"2", b"3", b"4")
     parts.publish(*[b"x"] * 12, topic="short/1", properties=Properties(expires_at_ms=parts.clock.now_ms() + 1_000))
@@ -298,6 +299,8 @@ def test_a_report_on_a_node_equals_what_its_consumers_did(parts: Parts, found: R
     seal(parts)
     for handle in handles["nacks"]:
         parts.change(handle, 1_000, nack=True, group="nacks")
+    (given_up,) = parts.pop(1, 10_000, group="is given up")
+    parts.change(given_up.handle, 1_000, nack=True, group="is given up")
     for handle in handles["suspends"][:2]:
         parts.change(handle, 1_000, suspend=True, group="suspends")
     for handle in handles["suspends"][2:]:
@@ -325,6 +328,7 @@ def test_a_report_on_a_node_equals_what_its_consumers_did(parts: Parts, found: R
     assert of_group(summary, "extends") == ({"acked": 3, "in_flight": 1}, {"acked": 3, "in_flight": 1})
     assert of_group(summary, "times out") == ({"revived": 4}, {"waiting": 4})
     assert of_group(summary, "dead") == ({"dead_lettered": 1}, {"dead_lettered": 1})
+    assert of_group(summary, "is given up") == ({"nacked": 1}, {"dead_lettered": 1})
     for name in ("resets", "deletes", "is unused"):
         assert of_group(summary, name) == ({"voided": 4}, {"voided": 4})
     assert of_group(summary, "expires") == ({"acked": 1, "expired": 12}, {"acked": 1, "expired": 12})

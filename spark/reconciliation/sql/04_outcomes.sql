@@ -1,6 +1,6 @@
 -- Every checkpoint with its end. A stage that was extended goes on in the next one, and a wait that is over ends in the retry
 -- queue: neither is a row. All others are, so each delivery has one row, which is that of its last stage. A row whose stage is
--- `waiting` is no delivery: a consumer returned the message, and nobody has it.
+-- `waiting` is no delivery: a consumer returned the message, and nobody has it, or it became a dead letter after the wait.
 WITH begun AS (
     SELECT key, delivery_id, stage, at_ms, deadline_ms, return_ms, group_id, group_name, message_position, attempt, at_ms AS popped_ms
     FROM deliveries
@@ -55,4 +55,4 @@ SELECT
     END AS outcome
 FROM joined
 WHERE NOT (coalesce(cause, '') = 'extended' AND second_acks + second_others = 0)
-  AND NOT (stage = 'waiting' AND cause IS NOT NULL AND second_acks + second_others = 0)
+  AND NOT (stage = 'waiting' AND cause IS NOT NULL AND cause <> 'dead_lettered' AND second_acks + second_others = 0)
