@@ -77,7 +77,7 @@ def write_log(data_dir: Path, deliveries: int, *, days: float = 1.0, segment_byt
     """
     rng = random.Random(seed)
     log, expected = _Log(data_dir, segment_bytes), Expected()
-    for group_id in range(1, GROUPS + 1):
+    for group_id in range(1, VOIDED_GROUP + 1):
         described = orjson.dumps({"group": f"group-{group_id}", "filter": f"topic/{group_id}/#"})
         log.add(Kind.GROUP_CREATED, b"group-%d" % group_id, b"", POP_FIXED.pack(group_id, 1, 0), properties=described)
     batches = max(deliveries // BATCH, 1)
@@ -88,8 +88,8 @@ def write_log(data_dir: Path, deliveries: int, *, days: float = 1.0, segment_byt
         log.now_ms = START_MS + int(number * step_ms)
         group_id = number % GROUPS + 1
         special = _SPECIALS[number // 20 % len(_SPECIALS)] if number % 20 == 7 else ""
-        if special == "voided" and group_id != VOIDED_GROUP:
-            special = "returned"
+        if special == "voided":
+            group_id = VOIDED_GROUP
         _batch(log, expected, rng, group_id, special, again)
         if number % 200 == 150:
             _deliver_again(log, expected, again)
@@ -119,8 +119,8 @@ _SPECIALS = (
     "conflicting",
 )
 
-VOIDED_GROUP = 4
-"""The group that is deleted again and again, though it goes on: a log can say so, and it ends waits."""
+VOIDED_GROUP = GROUPS + 1
+"""A group that is deleted again and again, though it goes on. It has few messages, as groups have that are deleted."""
 
 
 def _fixed(group_id: int, deadline_ms: int = 0) -> bytes:

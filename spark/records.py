@@ -188,14 +188,14 @@ def handed_out(records: Records) -> dict[str, Array]:
 def _handed_out_by(records: Records, kind: Kind) -> dict[str, Array]:
     owner, index, entry = records.entries(kind)
     position = records.position[owner]
-    deadline_ms, backoff = records.pop["deadline_ms"][owner], entry["backoff"].astype(np.int64)
+    deadline_ms = records.pop["deadline_ms"][owner]
     return {
         "key": position + index,
         "position": position,
         "group_id": records.pop["group_id"][owner].astype(np.int64),
         "pop_ms": records.header["store_ms"][owner],
         "deadline_ms": deadline_ms,
-        "return_ms": deadline_ms + np.where(backoff > 0, np.int64(1) << np.minimum(backoff, BACKOFF_MAX), 0),
+        "return_ms": return_ms(deadline_ms, entry["backoff"]),
         "message_position": entry["position"].astype(np.int64),
         "queue_offset": entry["offset"].astype(np.int64),
         "message_bytes": entry["size"].astype(np.int32),
@@ -203,6 +203,12 @@ def _handed_out_by(records: Records, kind: Kind) -> dict[str, Array]:
         "source": entry["source"].astype(np.int32),
         "via": _via(records, kind)[owner],
     }
+
+
+def return_ms(deadline_ms: Array, backoff: Array) -> Array:
+    """Return the times by which messages are back, given the fields `backoff` of their entries."""
+    wait_ms = np.where(backoff > 0, np.int64(1) << np.minimum(backoff, BACKOFF_MAX).astype(np.int64), 0)
+    return np.asarray(deadline_ms + wait_ms)
 
 
 def _via(records: Records, kind: Kind) -> Array:

@@ -14,11 +14,22 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.spark import datasource
+from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.java import java_version
 
 DRIVER_MEMORY = "2g"
 """Heap of the driver. On a local master all tasks share this heap, and with Spark's default of 1 GiB the shuffle of a few
 million deliveries spills to disk."""
+
+LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""On a local master most jobs are over before the second compiler of the JVM has paid for itself, and it and a parallel
+collector take processors from the tasks. Measured with `python -m bench spark`."""
+
+LOCAL_PARTITIONS = 16
+"""Partitions of a shuffle on a local master. Spark joins small ones, and large ones need little memory at a time."""
+
+HASH_BYTES = "64m"
+"""Up to this size of a partition, a join builds a hash table of it rather than sort both sides."""
 
 PACKAGES = ("spark", "store")
 """Packages of `penstock` that a worker imports to read the log."""
@@ -39,7 +50,10 @@ def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkS
 
     Raises:
         JavaMissing: there is no Java 17 or later.
+        ReadOptionInvalid: Spark can't use the master.
     """
+    if master.startswith("sc://"):
+        return _opened(SparkSession.builder.remote(master), master)
     java_version()
     local = re.fullmatch(r"local(\[.*\])?", master) is not None
     if local:
@@ -50,12 +64,21 @@ def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkS
         builder = SparkSession.builder.master(master).appName(app_name)
         for name, value in _settings(local).items():
             builder = builder.config(name, value)
-        session = builder.getOrCreate()
-    session.conf.set("spark.sql.shuffle.partitions", max(2, session.sparkContext.defaultParallelism))
+        session = _opened(builder, master)
+    if local:
+        session.conf.set("spark.sql.shuffle.partitions", max(LOCAL_PARTITIONS, session.sparkContext.defaultParallelism))
     if not local:
         session.sparkContext.addPyFile(str(_zip_packages(Path(tempfile.mkdtemp(prefix="penstock-spark-")))))
     datasource.register(session)
     return session
+
+
+def _opened(builder: SparkSession.Builder, master: str) -> SparkSession:
+    try:
+        return builder.getOrCreate()
+    except Exception as error:  # of Py4J, of PySpark or of gRPC
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ReadOptionInvalid(f"Spark can't use the master {master!r}: {reason[-1].strip()}") from error
 
 
 def _settings(local: bool) -> dict[str, str]:
@@ -70,6 +93,8 @@ def _settings(local: bool) -> dict[str, str]:
     }
     if local:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings["spark.driver.extraJavaOptions"] += f" {LOCAL_JAVA_OPTIONS}"
+        settings["spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold"] = HASH_BYTES
     return settings
 
 

@@ -16,8 +16,17 @@ ALLOWED: dict[str, set[str]] = {
     "cluster": {"store"},
     "pop": {"store", "timer", "access", "tracing", "install"},
     "gateway": {"store", "timer", "access", "tracing", "pop"},
-    # The formats of records and of the sync mark, and nothing else, so that a Spark worker needs no broker.
-    "spark": {"store.record", "store.bodies", "store.recordscan", "store.errors", "store.syncmark", "install"},
+    # The formats of records, of the sync mark and of snapshots, and nothing else, so that a Spark worker needs no broker.
+    "spark": {
+        "store.record",
+        "store.bodies",
+        "store.recordscan",
+        "store.errors",
+        "store.syncmark",
+        "store.rowformats",
+        "store.snapshotreader",
+        "install",
+    },
 }
 """What each package may import of `penstock`, besides itself. The rest of `penstock` may import anything but tests."""
 

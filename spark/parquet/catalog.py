@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 
 from penstock.spark import segments
 from penstock.spark.errors import TablesInvalid
-from penstock.spark.parquet.files import DIRECTORY, SUFFIX
+from penstock.spark.parquet.files import BASE_KEY, DIRECTORY, STOP_KEY, SUFFIX
 from penstock.spark.parquet.rows import message_records
-from penstock.spark.parquet.schema import DELIVERIES, ENDS, MESSAGES, TABLES
+from penstock.spark.parquet.schema import DELIVERIES, ENDS, MESSAGES, START, TABLES
 from penstock.spark.parquet.state import WriterState, load_state
-from penstock.spark.parquet.writer import BASE_KEY, STOP_KEY, sealed_segments
+from penstock.spark.parquet.writer import sealed_segments
 from penstock.spark.records import HANDING, SETTLING, Array, Records, handed_out, settled
 from penstock.spark.segments import LogSegment
 
@@ -64,10 +64,14 @@ def table_files(data_dir: Path) -> dict[str, list[ParquetFile]]:
     Raises:
         TablesInvalid: a file is damaged, or not one of these tables.
     """
-    return {table.name: sorted(_files(data_dir / DIRECTORY, table.name), key=lambda each: each.base) for table in TABLES}
+    return {table.name: _files(data_dir / DIRECTORY, table.name) for table in TABLES}
 
 
-def _files(directory: Path, table: str) -> Iterator[ParquetFile]:
+def _files(directory: Path, table: str) -> list[ParquetFile]:
+    return sorted(_described(directory, table), key=lambda each: each.base)
+
+
+def _described(directory: Path, table: str) -> Iterator[ParquetFile]:
     for path in (directory / table).rglob(f"*{SUFFIX}"):
         try:
             footer = pq.read_metadata(path)
@@ -79,7 +83,8 @@ def _files(directory: Path, table: str) -> Iterator[ParquetFile]:
 
 
 def table_sizes(data_dir: Path) -> list[TableSize]:
-    """Return the extent of each table that has files. Raises TablesInvalid as `table_files` does."""
+    """Return the extent of each table that has files, and of `start`. Raises TablesInvalid as `table_files` does."""
+    start = {START.name: _files(data_dir / DIRECTORY, START.name)}
     return [
         TableSize(
             name,
@@ -89,7 +94,7 @@ def table_sizes(data_dir: Path) -> list[TableSize]:
             files[0].base,
             files[-1].stop,
         )
-        for name, files in table_files(data_dir).items()
+        for name, files in (table_files(data_dir) | start).items()
         if files
     ]
 
@@ -107,6 +112,7 @@ def verify_tables(data_dir: Path) -> TablesCheck:
     """
     state = load_state(data_dir / DIRECTORY)
     files = table_files(data_dir)
+    _files(data_dir / DIRECTORY, START.name)  # must not be damaged either
     first = min((each[0].base for each in files.values() if each), default=state.position)
     problems = [problem for name, each in files.items() for problem in _gaps(name, each, state, first)]
     by_base = {name: {each.base: each for each in listed} for name, listed in files.items()}

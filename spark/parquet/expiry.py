@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.spark.errors import TablesInvalid
-from penstock.spark.parquet.files import DIRECTORY, SUFFIX, TableFiles, locked
-from penstock.spark.parquet.schema import TABLES
+from penstock.spark.parquet.files import DIRECTORY, STOP_KEY, SUFFIX, TableFiles, locked, start_path
+from penstock.spark.parquet.schema import OPEN, START, TABLES
 
 
 def drop_before(data_dir: Path, before_ms: int, files: TableFiles | None = None) -> int:
     """Delete the files of the oldest segments as long as all of their rows are older; return how many segments.
 
-    A kill in between leaves a part of the files of one segment, which the next call deletes.
+    What was open where the tables begin then is in the last file of `open` that goes. It becomes a file of `start`, if that of
+    the beginning before is known. A kill in between leaves a part of the files of one segment, which the next call deletes.
 
     Args:
         data_dir: of the node.
@@ -37,13 +38,31 @@ def drop_before(data_dir: Path, before_ms: int, files: TableFiles | None = None)
                 paths = [path for folder in folders if (path := folder / name).exists()]
                 if max(map(_newest_ms, paths)) >= before_ms:
                     return dropped
+                _begin_after(files, directory, date, name)
                 for path in paths:
-                    files.remove(path)
+                    if path.exists():
+                        files.remove(path)
                 dropped += 1
             for folder in folders:
                 if not any(folder.iterdir()):
                     folder.rmdir()
     return dropped
+
+
+def _begin_after(files: TableFiles, directory: Path, date: str, name: str) -> None:
+    """Let what was open after a segment be what was open where the tables begin, if the state before it is known."""
+    base, last = int(Path(name).stem), directory / OPEN.name / date / name
+    is_known = base == 0 or start_path(directory, base).exists()
+    if is_known and last.exists():
+        described = pq.read_metadata(last).metadata
+        start = start_path(directory, int(described[STOP_KEY]))
+        files.make_directory(start.parent)
+        files.rename(last, start)
+        files.sync_directory(start.parent)
+        files.sync_directory(last.parent)
+    for path in sorted((directory / START.name).glob(f"*{SUFFIX}")):
+        if int(path.stem) <= base:
+            files.remove(path)
 
 
 def _newest_ms(path: Path) -> int:

@@ -11,14 +11,23 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from penstock.spark.errors import TablesLocked
-from penstock.spark.parquet.schema import OPEN
+from penstock.spark.parquet.schema import OPEN, START
 
 DIRECTORY = "tables"
 """Folder of the tables in a data directory."""
 
 SUFFIX = ".parquet"
 UNFINISHED = ".tmp"
+
+BASE_KEY, STOP_KEY = b"penstock.base", b"penstock.stop"
+"""Keys of a file's metadata: the range of the log that its rows are from."""
+
 LOCK = "lock"
+
+
+def start_path(directory: Path, position: int) -> Path:
+    """Return the path of the file that says what was open at a position where the tables begin."""
+    return directory / START.name / f"{position:020d}{SUFFIX}"
 
 
 def table_path(directory: Path, table: str, base: int, first_ms: int) -> Path:
@@ -37,6 +46,12 @@ class SegmentFiles(NamedTuple):
     def path(self, table: str) -> Path:
         """Return the path of the file in a table."""
         return self.directory / table / self.date / f"{self.base:020d}{SUFFIX}"
+
+    @property
+    def start(self) -> Path:
+        """Path of the file that says what was open before the segment. It exists only where the tables begin, and if it is
+        known."""
+        return start_path(self.directory, self.base)
 
 
 def segment_files(directory: Path, stop: int) -> list[SegmentFiles]:

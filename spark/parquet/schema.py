@@ -281,3 +281,12 @@ OPEN = ParquetTable(
 )
 
 TABLES = (MESSAGES, DELIVERIES, ENDS, DAMAGES, SETTINGS, OPEN)
+
+START = OPEN._replace(
+    name="start",
+    doc="What was open where the tables begin after position 0, and where they begin again after a gap that retention has "
+    "left, in the columns of `open`. The position is the name of the file; there is none where it is not known what was open. "
+    "Snapshots of the index say it, and not as much as the log: a delivery that was extended or returned has the key of its "
+    "last stage as `delivery_id`, and `key`, `position` and the times of a `queued` message only say that it came back before.",
+)
+"""A table of a few files, which are not of segments."""

@@ -7,6 +7,7 @@ the state before, so no segment is missing and none is there twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,17 @@ from penstock.spark import segments
 from penstock.spark.errors import LogMissing, TablesInvalid
 from penstock.spark.parquet import chains
 from penstock.spark.parquet.chains import CAUSES, STAGE_DTYPE, UNKNOWN, Chains
-from penstock.spark.parquet.files import DIRECTORY, TableFiles, locked, remove_unfinished, replacing, table_path
+from penstock.spark.parquet.files import (
+    BASE_KEY,
+    DIRECTORY,
+    STOP_KEY,
+    TableFiles,
+    locked,
+    remove_unfinished,
+    replacing,
+    start_path,
+    table_path,
+)
 from penstock.spark.parquet.properties import PropertyColumns
 from penstock.spark.parquet.rows import MessageRows, SegmentRows, read_segment, replaced
 from penstock.spark.parquet.schema import (
@@ -28,6 +39,7 @@ from penstock.spark.parquet.schema import (
     MESSAGES,
     OPEN,
     SETTINGS,
+    START,
     TABLES,
     Cause,
     ColumnType,
@@ -35,6 +47,7 @@ from penstock.spark.parquet.schema import (
     ParquetTable,
     Stage,
 )
+from penstock.spark.parquet.snapshot import open_state
 from penstock.spark.parquet.state import WriterState, extended, is_within, load_state, save_state
 from penstock.spark.records import POPPED, Array
 from penstock.spark.segments import LogSegment, LogSurvey
@@ -51,9 +64,6 @@ ARROW_TYPES = {
     ColumnType.TIMESTAMP: pa.timestamp("ms", "UTC"),
 }
 
-BASE_KEY, STOP_KEY = b"penstock.base", b"penstock.stop"
-"""Keys of a file's metadata: the range of the log that its rows are from."""
-
 _STAGES = pa.array([Stage.POPPED, Stage.EXTENDED, Stage.WAITING, Stage.QUEUED], pa.string())
 _CAUSES = pa.array(CAUSES, pa.string())
 _COUNTED = [CAUSES.index(cause) for cause in (Cause.NACKED, Cause.TIMED_OUT)]
@@ -67,6 +77,8 @@ class WrittenSegment(NamedTuple):
     stop: int
     rows: dict[str, int]
     """Number of rows, by table."""
+    unknown: str = ""
+    """Why it is not known what was open where the segment begins; empty if it is known, or if tables end there."""
 
 
 def sealed_segments(data_dir: Path) -> list[LogSegment]:
@@ -115,9 +127,12 @@ def backfill(data_dir: Path, files: TableFiles | None = None, *, until: int = ch
         _check(directory, state, bases)
         for segment in sealed:
             if segment.base >= state.position and segment.stop <= until:
+                unknown = ""
+                if segment.base > max(state.position, 0):
+                    state, unknown = _begun(files, directory, state, data_dir, segment.base)
                 state, rows = _write(files, directory, state, segment)
                 save_state(files, directory, state)
-                yield WrittenSegment(segment.base, segment.stop, rows)
+                yield WrittenSegment(segment.base, segment.stop, rows, unknown)
 
 
 def follow(data_dir: Path, directory: Path, log: LogSurvey, files: TableFiles, begin: int = 0) -> int:
@@ -144,6 +159,8 @@ def follow(data_dir: Path, directory: Path, log: LogSurvey, files: TableFiles, b
     written = state.position
     for segment in log.segments:
         if segment.base >= state.position and segment.stop > max(segment.base, begin):
+            if segment.base == log.start > max(state.position, 0):
+                state, _ = _begun(files, directory, state, data_dir, segment.base)
             state, _ = _write(files, directory, state, segment)
     return written
 
@@ -158,23 +175,43 @@ def _check(directory: Path, state: WriterState, bases: list[int]) -> None:
         )
 
 
+def _begun(files: TableFiles, directory: Path, state: WriterState, data_dir: Path, base: int) -> tuple[WriterState, str]:
+    """Begin at the first segment of a log that retention has trimmed: return the state there, and why it is not known.
+
+    What is known goes to the table `start`. Else the state is that at the end of the tables, if there are any.
+    """
+    path = start_path(directory, base)
+    found, reason = open_state(data_dir, base)
+    if found is None:
+        if path.exists():  # a writer that was killed had read a snapshot that is not there any more
+            files.remove(path)
+        return state, reason
+    at, is_known = chains.find(state.open["key"], found.open["key"])
+    for name in ("delivery_id", "popped_ms", "stage"):  # a snapshot does not say them of every stage
+        found.open[name][is_known] = state.open[name][at[is_known]]
+    state = replace(state, open=found.open, queued=found.queued, group_names=found.group_names)
+    with replacing(files, path) as file:
+        _write_parquet(file, START, _table(START, _open_columns(state)), base, base)
+    return state, ""
+
+
 def _write(files: TableFiles, directory: Path, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, int]]:
     rows = read_segment(segment, state.anchor if state.position == segment.base else UNKNOWN)
     after, tables = _tables(rows, state, segment)
     first_ms = segments.first_ms(segment) or 0
     for table in TABLES:
         with replacing(files, table_path(directory, table.name, segment.base, first_ms)) as file:
-            _write_parquet(file, table, tables[table.name], segment)
+            _write_parquet(file, table, tables[table.name], segment.base, segment.stop)
     return after, {name: len(written) for name, written in tables.items()}
 
 
-def _write_parquet(file: Any, table: ParquetTable, rows: Any, segment: LogSegment) -> None:
-    """Write a table of a segment with one row group."""
+def _write_parquet(file: Any, table: ParquetTable, rows: Any, base: int, stop: int) -> None:
+    """Write rows of a range of the log to a file of a table, with one row group."""
     dictionaries = [column.name for column in table.columns if column.type is ColumnType.STRING]
     dictionaries += [f"{column.name}.list.element" for column in table.columns if column.type is ColumnType.STRINGS]
     numbers = (ColumnType.BIGINT, ColumnType.INT, ColumnType.TIMESTAMP)
     pq.write_table(
-        rows.replace_schema_metadata({BASE_KEY: str(segment.base), STOP_KEY: str(segment.stop)}),
+        rows.replace_schema_metadata({BASE_KEY: str(base), STOP_KEY: str(stop)}),
         file,
         row_group_size=max(len(rows), 1),
         compression="zstd",

@@ -115,7 +115,8 @@ class SparkEngine:
     def materialise(self, name: str, sql: str, directory: Path | None) -> None:
         rows = self._spark.sql(sql)
         if directory is None:
-            self._kept.append(rows.cache())  # it is computed where it is needed first
+            self._kept.append(rows.cache())
+            rows.count()  # with the size known, Spark sends a small table to each task rather than all others to it
             self._name(name, rows)
             return
         rows.write.parquet(f"file://{directory}")

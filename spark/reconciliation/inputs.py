@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.spark import segments
 from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.parquet.files import DIRECTORY, SUFFIX, SegmentFiles, TransientFiles, segment_files
-from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES, ParquetTable
+from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES, ParquetTable, Stage
 from penstock.spark.parquet.writer import ARROW_TYPES, follow
 
 LAST = "last"
@@ -55,6 +56,8 @@ class Inputs(NamedTuple):
     tables: list[InputTable]
     damages: list[dict[str, Any]]
     """The rows of the table `damages`."""
+    known: frozenset[int]
+    """Positions after missing records at which a snapshot says what was open."""
 
 
 def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sealed_before: int | None = None) -> Inputs:
@@ -81,19 +84,52 @@ def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sea
     at = _begin(parts, since, sealed_before)
     chosen = parts[at:]
     empty = _write_empty(scratch / "empty")
+    known = frozenset(each.base for each in chosen if each.start.exists())
     named = [
         InputTable(table.name, table, [each.path(table.name) for each in chosen] or [empty[table.name]])
         for table in TABLES
         if table is not OPEN
     ]
-    named.append(InputTable(OPEN_BEFORE, OPEN, [parts[at - 1].path(OPEN.name) if at else empty[OPEN.name]]))
+    before = [_open_before(parts, at) or empty[OPEN.name]]
+    named.append(InputTable(OPEN_BEFORE, OPEN, before))
     named.append(InputTable(OPEN_AFTER, OPEN, [parts[-1].path(OPEN.name) if parts else empty[OPEN.name]]))
     damages = [row for each in chosen for row in pq.ParquetFile(each.path(DAMAGES.name)).read().to_pylist()]
     start = parts[0].base if parts else log.start
     begin = chosen[0].base if chosen else start
+    restarts = [each for each in chosen[1:] if each.base in known]
+    before += _begun_in_gaps(restarts, before[0], begin, damages, scratch)
     first_ms = _first_ms(log, begin)
     found = LogRange(start, begin, log.end, log.segments[-1].base, first_ms, log.last_ms, log.torn)
-    return Inputs(found, named, damages)
+    return Inputs(found, named, damages, known)
+
+
+def _open_before(parts: list[SegmentFiles], at: int) -> Path | None:
+    """Return the file that says what was open before a part, if there is one."""
+    if at < len(parts) and parts[at].start.exists():
+        return parts[at].start
+    return parts[at - 1].path(OPEN.name) if at else None
+
+
+def _begun_in_gaps(
+    restarts: list[SegmentFiles], before: Path, begin: int, damages: list[dict[str, Any]], scratch: Path
+) -> list[Path]:
+    """Write what was open after each gap that retention has left, and began where nothing was read. Return the files.
+
+    A stage that began in a part that was read has a row in `deliveries`.
+    """
+    unread = [(0, begin), *((row["position"], row["until_position"]) for row in damages)]
+    known = pq.read_table(before, columns=["key"])["key"]
+    paths = []
+    for restart in restarts:
+        rows = pq.ParquetFile(restart.start).read()
+        is_unread = pc.equal(rows["stage"], Stage.QUEUED)
+        for start, stop in unread:
+            is_unread = pc.or_(is_unread, pc.and_(pc.greater_equal(rows["key"], start), pc.less(rows["key"], stop)))
+        rows = rows.filter(pc.and_not(is_unread, pc.is_in(rows["key"], known)))
+        paths.append(scratch / f"start-{restart.base}{SUFFIX}")
+        pq.write_table(rows, paths[-1])
+        known = pa.chunked_array([*known.chunks, *rows["key"].chunks])
+    return paths
 
 
 def _begin(parts: list[SegmentFiles], since: str | int | None, sealed_before: int | None) -> int:

@@ -52,8 +52,6 @@ _EXAMPLE_ORDER = {
 }
 """How the worst examples of each outcome come first."""
 
-_EXAMPLE_COLUMNS = "delivery_id, group_id, group_name, outcome, message_position, attempt, popped_ms, deadline_ms, ended_ms"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOptions:
@@ -131,9 +129,12 @@ def reconcile(
 def _register(engine: Engine, inputs: Inputs, as_of_ms: int, grace_ms: int, scratch: Path) -> None:
     for each in inputs.tables:
         engine.register(each.table, each.name, each.files)
+    # Where a snapshot says what is open, nothing else is open that began before.
+    known_at = max(inputs.known, default=-1)
+    damages = [row["until_position"] for row in inputs.damages if row["at_ms"] <= as_of_ms]
     values = {
         "begin_position": inputs.range.begin,
-        "damaged_until": max((row["until_position"] for row in inputs.damages if row["at_ms"] <= as_of_ms), default=-1),
+        "damaged_until": max((position for position in damages if position > known_at), default=-1),
         "as_of_ms": as_of_ms,
         "grace_ms": grace_ms,
     }
@@ -148,15 +149,15 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
 
     tallies, strays = rows(steps.TALLIES), rows(steps.STRAY_TALLIES)
     log = inputs.range
-    # At a seal the table `open` says what was open. At the beginning of a log that retention has trimmed nothing does.
-    is_trimmed = log.begin == log.start > 0
+    # At a seal the table `open` says what was open. At the beginning of a log that retention has trimmed, only a snapshot does.
+    is_unknown = log.begin == log.start > 0 and log.begin not in inputs.known
     groups = group_sections(
         tallies,
         rows(steps.MESSAGE_TALLIES),
         strays,
         rows(steps.GROUP_TALLIES),
         as_of_ms=as_of_ms,
-        is_trimmed=is_trimmed,
+        is_unknown=is_unknown,
     )
     found = totals(groups, strays)
     unknown = found["outcomes"][Outcome.UNKNOWN] + found["message_outcomes"][Outcome.UNKNOWN]
@@ -194,7 +195,7 @@ def _examples(engine: Engine, found: Totals) -> dict[str, list[Example]]:
     """Return the worst deliveries of some outcomes. Waits of returned messages are there if they are lost."""
     examples: dict[str, list[Example]] = {outcome.value: [] for outcome in _EXAMPLE_ORDER}
     wanted = [
-        f"SELECT * FROM (SELECT {_EXAMPLE_COLUMNS} FROM outcomes WHERE outcome = '{outcome}' "
+        f"SELECT * FROM (SELECT * FROM remarkable WHERE outcome = '{outcome}' "
         f"ORDER BY {order} LIMIT {EXAMPLES_MAX}) {outcome}_ones"
         for outcome, order in _EXAMPLE_ORDER.items()
         if found["outcomes"][outcome] or found["message_outcomes"].get(outcome)

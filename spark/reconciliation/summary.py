@@ -228,14 +228,15 @@ def group_sections(
     named: Iterable[Row],
     *,
     as_of_ms: int,
-    is_trimmed: bool,
+    is_unknown: bool,
 ) -> list[GroupSection]:
     """Return the sections of the groups that have deliveries, messages or strays, in the order of name and id.
 
     Args:
         tallies, messages, strays, named: the rows of the steps `tallies`, `message_tallies`, `stray_tallies`, `group_tallies`.
         as_of_ms: the time to which ages refer.
-        is_trimmed: whether what was read begins where the state is not known. The outcome of deliveries from before is unknown.
+        is_unknown: whether it is not known what was open where the reading begins. The outcome of deliveries from before is
+            unknown then.
     """
     parts: defaultdict[int, dict[str, list[Row]]] = defaultdict(lambda: {"tallies": [], "messages": [], "strays": []})
     names: dict[int, str] = {}
@@ -245,7 +246,7 @@ def group_sections(
             names[row["group_id"]] = row["group_name"]
     by_id = {row["group_id"]: row for row in named}
     sections = [
-        _section(group_id, names[group_id], by_id.get(group_id, {}), part, as_of_ms, is_trimmed)
+        _section(group_id, names[group_id], by_id.get(group_id, {}), part, as_of_ms, is_unknown)
         for group_id, part in parts.items()
     ]
     return sorted(sections, key=lambda section: (section["group"], section["group_id"]))
@@ -254,7 +255,7 @@ def group_sections(
 _OF_LATENCY, _OF_LATENESS = (Outcome.ACKED, Outcome.ACKED_LATE), (Outcome.REVIVED,)
 
 
-def _section(group_id: int, name: str, named: Row, part: dict[str, list[Row]], as_of_ms: int, is_trimmed: bool) -> GroupSection:
+def _section(group_id: int, name: str, named: Row, part: dict[str, list[Row]], as_of_ms: int, is_unknown: bool) -> GroupSection:
     tallies, messages, strays = part["tallies"], part["messages"], part["strays"]
     outcomes = {each.value: 0 for each in OF_DELIVERIES}
     message_outcomes = {each.value: 0 for each in OF_MESSAGES}
@@ -265,7 +266,7 @@ def _section(group_id: int, name: str, named: Row, part: dict[str, list[Row]], a
     for row in messages:
         message_outcomes[row["outcome"]] += row["messages"]
     ends = {kind: sum(row["ends"] for row in strays if row["kind"] == kind) for kind in ("orphan", "before", "damaged")}
-    outcomes[Outcome.UNKNOWN] += ends["damaged"] + (ends["before"] if is_trimmed else 0)
+    outcomes[Outcome.UNKNOWN] += ends["damaged"] + (ends["before"] if is_unknown else 0)
     return GroupSection(
         group_id=group_id,
         group=name,

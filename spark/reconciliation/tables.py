@@ -51,6 +51,7 @@ REPORT_TABLES = (
             _GROUP_NAME,
             _MESSAGE,
             ParquetColumn("attempts", ColumnType.INT, "Highest number of an attempt."),
+            ParquetColumn("acks", ColumnType.BIGINT, "How many of its deliveries have the outcome `acked`."),
             ParquetColumn("first_popped_ms", ColumnType.BIGINT, "First pop in ms since 1970 UTC.", is_nullable=True),
             ParquetColumn("last_ended_ms", ColumnType.BIGINT, "Last end of a delivery.", is_nullable=True),
             _OUTCOME,

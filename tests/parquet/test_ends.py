@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,19 @@ import pyarrow.dataset
 
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.checkpoint import delivery_id
-from penstock.pop.core.group import ConsumerGroup
 from penstock.spark.parquet.catalog import verify_tables
 from penstock.spark.parquet.schema import CAUSES, TABLES, Cause
+from penstock.spark.parquet.snapshot import open_state
 from penstock.spark.parquet.writer import backfill
-from penstock.store.lightqueue import ENTRY
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag, Kind
 from penstock.store.store import Store
 from penstock.timer.delayed import Recalled
 from tests.depth import DEPTH
-from tests.parquet.sealing import FILLER_TOPIC, STORE, seal
+from tests.parquet.openstate import open_in_node, queued_in_node
+from tests.parquet.sealing import FILLER_TOPIC, STORE, bases, seal
 from tests.pop.wiring import GROUP, TOPIC, Parts
+from tests.store.wiring import work_on
 
 Row = dict[str, Any]
 
@@ -41,6 +43,11 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 def tables_of(parts: Parts) -> dict[str, list[Row]]:
     """Seal the log, write the tables, and return their rows."""
     seal(parts)
+    return written_tables(parts)
+
+
+def written_tables(parts: Parts) -> dict[str, list[Row]]:
+    """Stop the node, write the tables, and return their rows."""
     parts.close()
     list(backfill(parts.data_dir))
     found = verify_tables(parts.data_dir)
@@ -152,14 +159,10 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     assert others == [("resets", "reset"), ("deletes", "deleted"), ("is unused", "deleted")]
 
 
-def waiting(group: ConsumerGroup) -> list[int]:
-    """Return the positions of the messages that came back and wait for their next delivery."""
-    _, retries = group.retry.read_from(group.retry_cursor, 1_000)
-    return [position for position, _, _ in ENTRY.iter_unpack(retries)]
-
-
 @pytest.mark.parametrize("seed", range(2 * DEPTH))
-def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> None:
+def test_what_has_no_end_is_what_the_node_has_open(tmp_path: Path, seed: int) -> None:
+    """So it is in the tables of the whole log, and in the snapshot at its end."""
+    parts = Parts(tmp_path / "data", store=replace(STORE, retention_bytes=1 << 30))
     rng = random.Random(seed)
     names = ("billing", "alarms", "in order")
     for name in names:
@@ -190,20 +193,18 @@ def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> N
             handles = [(owner, handle) for owner, handle in handles if owner != name]
         else:
             parts.advance(rng.randrange(1, 3_000))
-    open_in_node = {
-        checkpoint.position + index: (checkpoint.deadline_ms, checkpoint.entry(index).position)
-        for checkpoint in parts.core.checkpoints.values()
-        for index in checkpoint.open_indexes()
-    }
-    waiting_in_node = [(name, position) for name in names for position in waiting(parts.group(name))]
+    expected, queued = open_in_node(parts), queued_in_node(parts)
     order = parts.group("in order").order
     parked = {position for position, _ in order.parked_messages()} if order else set()
-    tables = tables_of(parts)
-    assert open_in_node
+    while (end := bases(parts.data_dir)[-1]) not in parts.store.retention.snapshots:
+        seal(parts)
+        work_on(parts.store)
+    tables = written_tables(parts)
+    assert expected
     ended = {row["key"] for row in tables["ends"]}
     assert len(ended) == len(tables["ends"])
     left = {row["key"]: row for row in tables["deliveries"] if row["key"] not in ended}
-    assert {key: (row["deadline_ms"], row["message_position"]) for key, row in left.items()} == open_in_node
+    assert {key: (row["deadline_ms"], row["message_position"]) for key, row in left.items()} == expected
     assert len([row for row in tables["deliveries"] if row["stage"] == "popped"]) == popped
     assert {row["delivery_id"] for row in tables["deliveries"]} == {
         row["key"] for row in tables["deliveries"] if row["stage"] == "popped"
@@ -212,11 +213,19 @@ def test_what_has_no_end_is_what_the_node_has_open(parts: Parts, seed: int) -> N
     assert not [row for row in tables["ends"] if row["stage"] is None]
     still_open = last_open(parts)
     stages = {row["key"]: row for row in still_open if row["stage"] != "queued"}
-    assert {key: (row["deadline_ms"], row["message_position"]) for key, row in stages.items()} == open_in_node
-    queued = [(row["group_name"], row["message_position"]) for row in still_open if row["stage"] == "queued"]
-    in_order = {position for name, position in queued if name == "in order"}
-    assert sorted(each for each in queued if each[0] != "in order") == sorted(waiting_in_node)
+    assert {key: (row["deadline_ms"], row["message_position"]) for key, row in stages.items()} == expected
+    back = [(row["group_name"], row["message_position"]) for row in still_open if row["stage"] == "queued"]
+    assert sorted(each for each in back if each[0] != "in order") == [each for each in queued if each[0] != "in order"]
+    in_order = {position for name, position in back if name == "in order"}
     assert in_order <= parked, "a message of a FIFO group waits among those that nobody has had yet"
+    state, _ = open_state(parts.data_dir, end)
+    assert state is not None
+    assert {row["key"]: (row["deadline_ms"], row["message_position"]) for row in state.open} == expected
+    for row in state.open:
+        known = stages[row["key"]]
+        assert (row["attempt"], row["return_ms"], row["at_ms"]) == (known["attempt"], known["return_ms"], known["at_ms"])
+        assert row["stage"] == ["popped", "extended", "waiting"].index(known["stage"]) or known["stage"] == "extended"
+    assert sorted((state.group_names[row["group_id"]], row["message_position"]) for row in state.queued) == queued
 
 
 def last_open(parts: Parts) -> list[Row]:

@@ -81,7 +81,7 @@ def a_summary(
         strays,
         [{"group_id": row["group_id"], "topic_filter": topic_filter, "extensions": 0} for row in tallies],
         as_of_ms=MAY_28_MS + DAY_MS,
-        is_trimmed=False,
+        is_unknown=False,
     )
     counted = totals(groups, strays)
     return Summary(

@@ -31,6 +31,8 @@ def backfill_tables(data_dir: Path, *, as_json: bool) -> None:
         else:
             rows = ", ".join(f"{number:,} {table}" for table, number in segment.rows.items())
             print_line(f"Segment {segment.base} to {segment.stop}: {rows}.")
+            if segment.unknown:
+                print_line(f"What was open at position {segment.base} is unknown: {segment.unknown}.")
     if not as_json and not count:
         print_line(f"{data_dir / DIRECTORY} has all sealed segments of the log.")
 

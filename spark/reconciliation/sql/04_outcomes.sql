@@ -1,12 +1,14 @@
 -- Every checkpoint with its end. A stage that was extended goes on in the next one, and a wait that is over ends in the retry
 -- queue: neither is a row. All others are, so each delivery has one row, which is that of its last stage. A row whose stage is
--- `waiting` is no delivery: a consumer returned the message, and nobody has it, or it became a dead letter after the wait.
+-- `waiting` is no delivery: a consumer returned the message, and nobody has it, or it became a dead letter after the wait. What
+-- has no end and is not open at the end has ended in a gap that retention has left.
 WITH begun AS (
     SELECT key, delivery_id, stage, at_ms, deadline_ms, return_ms, group_id, group_name, message_position, attempt, at_ms AS popped_ms
     FROM deliveries
     WHERE at_ms <= (SELECT as_of_ms FROM parameters)
     UNION ALL
-    SELECT key, delivery_id, stage, at_ms, deadline_ms, return_ms, group_id, group_name, message_position, attempt, popped_ms
+    SELECT key, delivery_id, stage, at_ms, deadline_ms, return_ms, group_id, group_name, message_position, attempt,
+           coalesce(popped_ms, at_ms) AS popped_ms
     FROM open_before
     WHERE stage <> 'queued'
 ),
@@ -31,7 +33,8 @@ joined AS (
         CASE WHEN e.at_ms <= (SELECT as_of_ms FROM parameters) THEN e.cause END AS cause,
         coalesce(r.acks, 0) AS second_acks,
         coalesce(r.others, 0) AS second_others,
-        e.at_ms IS NOT NULL AS ends_later
+        e.at_ms IS NOT NULL AS ends_later,
+        o.key IS NOT NULL AS is_open
     FROM begun b
     LEFT JOIN ended e ON b.key = e.key
     LEFT JOIN due o ON b.key = o.key
@@ -48,6 +51,7 @@ SELECT
         WHEN cause = 'timed_out' THEN 'revived'
         WHEN cause IN ('reset', 'deleted', 'last_member_left') THEN 'voided'
         WHEN cause IS NOT NULL THEN 'unknown'
+        WHEN NOT ends_later AND NOT is_open THEN 'unknown'
         WHEN ends_later OR return_ms + (SELECT grace_ms FROM parameters) >= (SELECT as_of_ms FROM parameters)
             THEN CASE WHEN stage = 'waiting' THEN 'waiting' ELSE 'in_flight' END
         WHEN key < (SELECT damaged_until FROM parameters) THEN 'unknown'

@@ -6,7 +6,7 @@ WITH every AS (
     UNION ALL
     SELECT group_id, message_position
     FROM open_before
-    WHERE stage = 'queued'
+    WHERE stage IN ('queued', 'waiting')
 )
 SELECT group_id, message_position
 FROM every

@@ -1,13 +1,14 @@
 -- What became of these messages, for each group. An acknowledged delivery decides; else the last one does.
--- `last` is the key of the last stage times 16, plus the number of its outcome.
+-- `last` is the key of the last stage times 16, plus the number of its outcome. What was queued or waited before comes before its
+-- own stage, which may have an outcome.
 WITH every AS (
     SELECT s.group_id AS group_id, s.group_name AS group_name, s.message_position AS message_position, s.key AS key,
            s.outcome AS outcome, s.attempt AS attempt, s.ended_ms AS ended_ms, s.popped_ms AS popped_ms
     FROM outcomes s JOIN unsettled u ON s.group_id = u.group_id AND s.message_position = u.message_position
     UNION ALL
-    SELECT group_id, group_name, message_position, key, 'revived', attempt, at_ms, popped_ms
+    SELECT group_id, group_name, message_position, key - 1, 'revived', attempt, at_ms, popped_ms
     FROM open_before
-    WHERE stage = 'queued'
+    WHERE stage IN ('queued', 'waiting')
 ),
 numbered AS (
     SELECT
@@ -22,7 +23,7 @@ numbered AS (
 merged AS (
     SELECT
         group_id, group_name, message_position,
-        max(CASE WHEN number = 0 THEN 1 ELSE 0 END) AS acked,
+        CAST(sum(CASE WHEN number = 0 THEN 1 ELSE 0 END) AS BIGINT) AS acks,
         max(CASE WHEN number = 1 THEN 1 ELSE 0 END) AS acked_late,
         max(CASE WHEN number = 8 THEN 1 ELSE 0 END) AS conflicting,
         max(key * 16 + number) AS last,
@@ -37,11 +38,12 @@ SELECT
     m.group_name AS group_name,
     m.message_position AS message_position,
     m.attempts AS attempts,
+    m.acks AS acks,
     m.first_popped_ms AS first_popped_ms,
     m.last_ended_ms AS last_ended_ms,
     CASE
         WHEN conflicting = 1 THEN 'conflicting'
-        WHEN acked = 1 THEN 'acked'
+        WHEN acks > 0 THEN 'acked'
         WHEN acked_late = 1 THEN 'acked_late'
         WHEN last % 16 = 2 THEN 'dead_lettered'
         WHEN last % 16 = 3 THEN 'expired'
