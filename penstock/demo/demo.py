@@ -290,7 +290,10 @@ def _conclude(console: Console, demo: _Demo, status: int, seconds: float) -> int
         f"{demo.deaths} consumer was killed while it held a batch, and the slow one acknowledged {late:,} messages too late. "
         f"The node delivered {revived:,} messages again; {lost:,} were lost."
     )
-    console.print(f"The report is in {demo.report_dir}: summary.json and Parquet tables. The demo took {seconds:.0f} s.")
+    console.print(
+        f"The report is {demo.report_dir}/report.html, with summary.json and Parquet tables beside it. "
+        f"The demo took {seconds:.0f} s."
+    )
     if not complete:
         console.print(
             f"NOT COMPLETE: of {demo.readings:,} readings, {handed_out:,} were delivered and {acked:,} acknowledged.",
