@@ -29,6 +29,9 @@ class Engine(Protocol):
     def register(self, table: ParquetTable, name: str, files: Sequence[Path]) -> None:
         """Give files of a table a name that SQL can use. There is at least one."""
 
+    def view(self, name: str, sql: str) -> None:
+        """Give a query a name."""
+
     def materialise(self, name: str, sql: str, directory: Path | None) -> None:
         """Run a query, and give its rows a name. They are written to a new directory as Parquet, or kept for the run."""
 
@@ -67,6 +70,9 @@ class DuckEngine:
             f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
         )
 
+    def view(self, name: str, sql: str) -> None:
+        self._connection.execute(f"CREATE TEMP VIEW {name} AS {sql}")
+
     def materialise(self, name: str, sql: str, directory: Path | None) -> None:
         if directory is None:
             self._connection.execute(f"CREATE TEMP TABLE {name} AS {sql}")
@@ -89,6 +95,12 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+SIZE_FACTOR = "spark.sql.sources.fileCompressionFactor"
+TABLES_FACTOR = "100"
+"""How many times larger than its files Spark takes a table to be. A row of the tables may take half a byte, and Spark would
+send ten million of them to every task, as it does with small tables."""
+
+
 class SparkEngine:
     """A Spark session, also of Spark Connect. It needs nothing of Penstock on the executors, but they must see the files."""
 
@@ -96,6 +108,8 @@ class SparkEngine:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
+        self._factor_before = spark.conf.get(SIZE_FACTOR) or "1.0"
+        spark.conf.set(SIZE_FACTOR, TABLES_FACTOR)
         self._names: list[str] = []
         self._kept: list[DataFrame] = []
 
@@ -112,6 +126,9 @@ class SparkEngine:
         rows.createOrReplaceTempView(name)
         self._names.append(name)
 
+    def view(self, name: str, sql: str) -> None:
+        self._name(name, self._spark.sql(sql))
+
     def materialise(self, name: str, sql: str, directory: Path | None) -> None:
         rows = self._spark.sql(sql)
         if directory is None:
@@ -127,6 +144,7 @@ class SparkEngine:
         return found
 
     def close(self) -> None:
+        self._spark.conf.set(SIZE_FACTOR, self._factor_before)
         for name in self._names:
             self._spark.catalog.dropTempView(name)
         for rows in self._kept:

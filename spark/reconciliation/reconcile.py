@@ -115,7 +115,10 @@ def reconcile(
         report.mkdir()
         for step in steps.load():
             began(step.name.replace("_", " "))
-            engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
+            if step.is_view:
+                engine.view(step.name, step.sql)
+            else:
+                engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
         began("summarise")
         summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
         (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
@@ -147,7 +150,15 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
     def rows(name: str) -> list[Row]:
         return engine.rows(f"SELECT * FROM {name}")
 
-    tallies, strays = rows(steps.TALLIES), rows(steps.STRAY_TALLIES)
+    tallies = engine.rows(
+        f"SELECT group_id, group_name, outcome, attempt, bucket_ms, CAST(sum(deliveries) AS BIGINT) AS deliveries, "
+        f"CAST(sum(duplicate_acks) AS BIGINT) AS duplicate_acks, min(first_popped_ms) AS first_popped_ms FROM {steps.TALLIES} "
+        f"GROUP BY group_id, group_name, outcome, attempt, bucket_ms"
+    )
+    by_hour = engine.rows(
+        f"SELECT hour_ms, outcome, CAST(sum(deliveries) AS BIGINT) AS deliveries FROM {steps.TALLIES} GROUP BY hour_ms, outcome"
+    )
+    strays = rows(steps.STRAY_TALLIES)
     log = inputs.range
     # At a seal the table `open` says what was open. At the beginning of a log that retention has trimmed, only a snapshot does.
     is_unknown = log.begin == log.start > 0 and log.begin not in inputs.known
@@ -181,7 +192,7 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
         grace_ms=options.grace_ms,
         totals=found,
         groups=groups,
-        hours=hours(tallies),
+        hours=hours(by_hour),
         damages=[
             DamagedRange(position=row["position"], until_position=row["until_position"], at_ms=row["at_ms"], cause=row["cause"])
             for row in inputs.damages

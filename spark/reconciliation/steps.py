@@ -2,7 +2,7 @@
 
 Rules, so that Spark and DuckDB run the same text with the same result: BIGINT milliseconds; no functions of dates, no division,
 no structs; no reserved or quoted names; joins by equality, CASE and GROUP BY; sums and counts are cast; parameters are a table
-of one row; no QUALIFY and no approximate quantiles.
+of one row; no QUALIFY and no approximate quantiles. A step that is kept has no WITH: Spark would not find it in its cache.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ class SqlStep(NamedTuple):
 
     name: str
     sql: str
+    is_view: bool
+    """Whether the rows are not kept, but made again by each step that reads them."""
 
 
 OUTCOMES, MESSAGE_OUTCOMES, STRAYS = "outcomes", "message_outcomes", "strays"
@@ -27,9 +29,11 @@ KEPT = (OUTCOMES, MESSAGE_OUTCOMES, STRAYS, TALLIES, MESSAGE_TALLIES)
 
 
 def load() -> list[SqlStep]:
-    """Return all steps in order. Files are named `NN_NAME.sql`."""
+    """Return all steps in order. Files are named `NN_NAME.sql`, or `NN_NAME.view.sql`."""
     found = [each for each in (files(__package__) / "sql").iterdir() if each.name.endswith(".sql")]
-    return [
-        SqlStep(each.name.removesuffix(".sql").partition("_")[2], each.read_text())
-        for each in sorted(found, key=lambda each: each.name)
-    ]
+    return [_step(each.name, each.read_text()) for each in sorted(found, key=lambda each: each.name)]
+
+
+def _step(file_name: str, sql: str) -> SqlStep:
+    name = file_name.removesuffix(".sql").partition("_")[2]
+    return SqlStep(name.removesuffix(".view"), sql, name.endswith(".view"))

@@ -24,8 +24,9 @@ PARAMETERS = ParquetTable(
 REPORT_TABLES = (
     ParquetTable(
         steps.OUTCOMES,
-        "One row per delivery, which is that of its last stage. Rows whose stage is `waiting` are no deliveries: a consumer "
-        "returned the message, and nobody had it at the end, or it became a dead letter after the wait.",
+        "One row per delivery that was not acknowledged in time, which is that of its last stage. The others are rows of the "
+        "table `ends` of the log whose cause is `acked`. Rows whose stage is `waiting` are no deliveries: a consumer returned "
+        "the message, and nobody had it at the end, or it became a dead letter after the wait.",
         (
             ParquetColumn("key", ColumnType.BIGINT, "Key of the last stage, as in the table `deliveries` of the log."),
             ParquetColumn("delivery_id", ColumnType.BIGINT, "Key of the first stage."),

@@ -113,22 +113,35 @@ def _compare_group(ledger: Ledger, group: Consumed, outcomes: dict[Delivery, set
 def main() -> None:
     from pyspark.sql import functions as F
 
-    from penstock.spark import reconcile
-    from penstock.spark.reconciliation.reconcile import ReconcileOptions
+    from penstock.spark.reconciliation.engines import SparkEngine
+    from penstock.spark.reconciliation.reconcile import ReconcileOptions, reconcile
     from penstock.spark.session import open_session
+
+    class Everything(SparkEngine):
+        """Keeps the outcome of each delivery, also of those that were acknowledged in time."""
+
+        deliveries: list[tuple[Any, ...]]
+
+        def materialise(self, name: str, sql: str, directory: Path | None) -> None:
+            super().materialise(name, sql, directory)
+            if name == "outcomes":
+                columns = "group_name, message_position, attempt"
+                others = self.rows(f"SELECT {columns}, outcome FROM outcomes WHERE stage <> 'waiting'")
+                acked = self.rows(f"SELECT {columns}, 'acked' AS outcome FROM acks")
+                self.deliveries = [tuple(row.values()) for row in others + acked]
 
     spark = open_session("local[1]", "penstock chaos")
     for line in sys.stdin:
         data_dir = line.strip()
+        engine = Everything(spark)
         with tempfile.TemporaryDirectory() as out:
-            summary = reconcile(spark, data_dir, out, ReconcileOptions(grace_ms=GRACE_MS))
-            outcomes = spark.read.parquet(f"{out}/outcomes").where("stage <> 'waiting'")
-            deliveries = outcomes.select("group_name", "message_position", "attempt", "outcome").collect()
+            summary = reconcile(engine, data_dir, out, ReconcileOptions(grace_ms=GRACE_MS))
+        engine.close()
         records = spark.read.format("commitlog").option("table", "records").option("columns", "kind,body").load(data_dir)
         bodies = records.where(F.col("kind").isin("MESSAGE", "COPIED")).select("kind", "body").collect()
         answer = {
             "summary": summary,
-            "deliveries": [tuple(row) for row in deliveries],
+            "deliveries": engine.deliveries,
             "messages": [key for kind, body in bodies if (key := _key(kind, bytes(body))) is not None],
         }
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -4,7 +4,11 @@
 WITH every AS (
     SELECT s.group_id AS group_id, s.group_name AS group_name, s.message_position AS message_position, s.key AS key,
            s.outcome AS outcome, s.attempt AS attempt, s.ended_ms AS ended_ms, s.popped_ms AS popped_ms
-    FROM outcomes s JOIN unsettled u ON s.group_id = u.group_id AND s.message_position = u.message_position
+    FROM outcomes s
+    UNION ALL
+    SELECT a.group_id AS group_id, a.group_name AS group_name, a.message_position AS message_position, a.key AS key,
+           'acked' AS outcome, a.attempt AS attempt, a.ended_ms AS ended_ms, a.popped_ms AS popped_ms
+    FROM acks a JOIN unsettled u ON a.group_id = u.group_id AND a.message_position = u.message_position
     UNION ALL
     SELECT group_id, group_name, message_position, key - 1, 'revived', attempt, at_ms, popped_ms
     FROM open_before

@@ -1,7 +1,15 @@
 -- Deliveries counted by group, hour of the pop, outcome, attempt and time. All figures of a report are sums of these rows, also
 -- over several runs. `bucket_ms` is the time from the pop to the acknowledgement, or from the deadline to the return, rounded down
 -- to three digits.
-WITH timed AS (
+WITH every AS (
+    SELECT group_id, group_name, 'acked' AS outcome, attempt, duplicate_acks, popped_ms, ended_ms, ended_ms AS deadline_ms
+    FROM acks
+    UNION ALL
+    SELECT group_id, group_name, outcome, attempt, duplicate_acks, popped_ms, ended_ms, deadline_ms
+    FROM outcomes
+    WHERE stage <> 'waiting'
+),
+timed AS (
     SELECT
         group_id, group_name, outcome, attempt, duplicate_acks, popped_ms,
         popped_ms - popped_ms % 3600000 AS hour_ms,
@@ -9,8 +17,7 @@ WITH timed AS (
             WHEN outcome IN ('acked', 'acked_late') THEN ended_ms - popped_ms
             WHEN outcome = 'revived' THEN ended_ms - deadline_ms
         END AS time_ms
-    FROM outcomes
-    WHERE stage <> 'waiting'
+    FROM every
 )
 SELECT
     group_id,
