@@ -15,9 +15,7 @@ from penstock.cli.main import main
 from penstock.node.datafiles import check_files
 from penstock.spark.parquet.schema import TABLES
 from tests.parquet.sealing import STORE, seal
-from tests.pop.wiring import TOPIC, Parts
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tables.md"
+from tests.pop.wiring import Parts
 
 
 @pytest.fixture
@@ -77,14 +75,3 @@ def test_only_the_owner_can_read_the_tables_and_a_repair_knows_them(directory: P
 def test_a_directory_without_a_log_is_one_line(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tables", action, "--data-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith(f"penstock tables: {tmp_path} holds no CommitLog.")
-
-
-def test_the_lines_of_the_guide_read_the_tables(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pandas", reason="the guide reads the tables with pandas, too")
-    assert main(["tables", "backfill"]) == 0
-    capsys.readouterr()
-    with_pandas, with_pyarrow, _ = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
-    for lines, shown in ((with_pandas, TOPIC), (with_pyarrow, "acked")):
-        assert len([line for line in lines.splitlines() if line]) == 3
-        exec(lines, {})
-        assert shown in capsys.readouterr().out

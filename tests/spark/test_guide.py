@@ -44,7 +44,8 @@ def test_the_example_for_spark_prints_what_the_tables_have(
     assert "dead_lettered" in capsys.readouterr().out
 
 
-def test_there_is_an_example_for_each_library() -> None:
+def test_there_is_an_example_of_three_lines_for_each_library() -> None:
+    assert {len([line for line in text.splitlines() if line and not line.startswith("import")]) for text in EXAMPLES} == {2}
     assert [re.findall(r"import (\w+)|(spark)\.", text)[0] for text in EXAMPLES] == [
         ("pandas", ""),
         ("duckdb", ""),
