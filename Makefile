@@ -34,7 +34,7 @@ help:  ## Show this list
 
 setup: $(READY)  ## Make .venv with everything that the other targets need
 
-demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark reconciliation (needs Java 17+)
+demo: $(READY)  ## Run a fleet of devices, failing consumers and the reconciliation, by Spark where there is Java 17+
 	$(BIN)/penstock demo
 
 test: $(READY)  ## Run the tests, WORKERS at a time (about four minutes on two cores)

@@ -212,7 +212,7 @@ def _spark(data_dir: Path, jobs: Sequence[str]) -> Works:
     from penstock.spark.reconciliation.reconcile import ReconcileOptions
     from penstock.spark.session import open_session
 
-    spark = open_session("local[2]", "penstock bench")
+    spark = open_session("local[2]", "penstock bench", is_brief=True)
     spark.sql("SELECT 1").collect()
 
     def join() -> None:

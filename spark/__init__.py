@@ -16,7 +16,8 @@ def reconcile(spark: SparkSession, path: str | Path, out: str | Path, options: R
     """Reconcile the log of a node with a session of Spark, also of Spark Connect, and write the report to `out`.
 
     The executors need nothing of Penstock, but must see the data directory and `out` under the same paths as the caller.
-    Temporary views of the session get the names of the tables and steps, and are dropped in the end.
+    Temporary views of the session get the names of the tables and steps, and are dropped in the end. A session that has such
+    views already is refused.
 
     Args:
         spark: any session of Spark 4.

@@ -21,9 +21,9 @@ DRIVER_MEMORY = "2g"
 """Heap of the driver. On a local master all tasks share this heap, and with Spark's default of 1 GiB the shuffle of a few
 million deliveries spills to disk."""
 
-LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""On a local master most jobs are over before the second compiler of the JVM has paid for itself, and it and a parallel
-collector take processors from the tasks. Measured with `python -m bench spark`."""
+BRIEF_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A brief job is over before the second compiler of the JVM has paid for itself, and it and a parallel collector take
+processors from the tasks."""
 
 LOCAL_PARTITIONS = 16
 """Partitions of a shuffle on a local master. Spark joins small ones, and large ones need little memory at a time."""
@@ -37,7 +37,7 @@ PACKAGES = ("spark", "store")
 _PENSTOCK = Path(__file__).parents[1]
 
 
-def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkSession:
+def open_session(master: str = "local[*]", app_name: str = "penstock", *, is_brief: bool = False) -> SparkSession:
     """Start a session, or return the running one, with the format `commitlog` registered.
 
     On a local master, workers use this interpreter and this source tree, and all ports are on 127.0.0.1. On any other
@@ -47,6 +47,8 @@ def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkS
     Args:
         master: a Spark master URL.
         app_name: name of the job in Spark.
+        is_brief: whether the session is for one job of a minute or two. On a local master the JVM then spends less on compiling
+            what it runs, which does not pay before.
 
     Raises:
         JavaMissing: there is no Java 17 or later.
@@ -62,7 +64,7 @@ def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkS
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     with _importable():
         builder = SparkSession.builder.master(master).appName(app_name)
-        for name, value in _settings(local).items():
+        for name, value in _settings(local, is_brief=is_brief).items():
             builder = builder.config(name, value)
         session = _opened(builder, master)
     if local:
@@ -81,7 +83,7 @@ def _opened(builder: SparkSession.Builder, master: str) -> SparkSession:
         raise ReadOptionInvalid(f"Spark can't use the master {master!r}: {reason[-1].strip()}") from error
 
 
-def _settings(local: bool) -> dict[str, str]:
+def _settings(local: bool, *, is_brief: bool) -> dict[str, str]:
     settings = {
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
@@ -93,7 +95,8 @@ def _settings(local: bool) -> dict[str, str]:
     }
     if local:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        settings["spark.driver.extraJavaOptions"] += f" {LOCAL_JAVA_OPTIONS}"
+        if is_brief:
+            settings["spark.driver.extraJavaOptions"] += f" {BRIEF_JAVA_OPTIONS}"
         settings["spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold"] = HASH_BYTES
     return settings
 

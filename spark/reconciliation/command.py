@@ -110,11 +110,14 @@ def opened(engine: Literal["spark", "duckdb"], master: str, scratch: Path) -> It
     from penstock.spark.session import open_session
 
     was_open = SparkSession.getActiveSession() is not None
-    spark = open_session(master, "penstock reconcile")
+    spark = open_session(master, "penstock reconcile", is_brief=True)
+    ready = SparkEngine(spark)
     try:
-        yield SparkEngine(spark)
+        yield ready
     finally:
-        if not was_open:
+        if was_open:
+            ready.close()
+        else:
             spark.stop()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.parquet.schema import ParquetTable
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class DuckEngine:
         import duckdb
 
         settings: dict[str, Any] = {"memory_limit": DUCKDB_MEMORY, "temp_directory": str(scratch)}
+        settings["autoinstall_known_extensions"] = False  # nothing is to be loaded from the network
         if threads is not None:
             settings["threads"] = threads
         self._connection = duckdb.connect(config=settings)
@@ -102,12 +104,16 @@ send ten million of them to every task, as it does with small tables."""
 
 
 class SparkEngine:
-    """A Spark session, also of Spark Connect. It needs nothing of Penstock on the executors, but they must see the files."""
+    """A Spark session, also of Spark Connect. It needs nothing of Penstock on the executors, but they must see the files.
+
+    It has temporary views in the session until `close`, with the names of the tables and steps.
+    """
 
     name = "spark"
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
+        self._taken = {table.name for table in spark.catalog.listTables() if table.isTemporary}
         self._factor_before = spark.conf.get(SIZE_FACTOR) or "1.0"
         spark.conf.set(SIZE_FACTOR, TABLES_FACTOR)
         self._names: list[str] = []
@@ -123,6 +129,8 @@ class SparkEngine:
         self._name(name, reader.parquet(*paths))
 
     def _name(self, name: str, rows: DataFrame) -> None:
+        if name in self._taken:
+            raise ReadOptionInvalid(f"The session has a view named {name} already. Drop it, or use `spark.newSession()`.")
         rows.createOrReplaceTempView(name)
         self._names.append(name)
 

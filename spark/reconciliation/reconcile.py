@@ -84,7 +84,8 @@ def reconcile(
 ) -> Summary:
     """Reconcile the log of a node, which may be running, up to its end at the time of the call.
 
-    The report in `out` is complete or as it was before: it is made beside that directory, and replaces it in the end.
+    A report is never there in part: it is made beside `out`, and takes the place of an earlier one in the end. A run that was
+    killed leaves a hidden directory beside `out`.
 
     Args:
         engine: what runs the SQL. It is not closed.

@@ -74,7 +74,7 @@ REPORT_TABLES = (
     ),
     ParquetTable(
         steps.TALLIES,
-        "Deliveries counted. All figures of a report are sums of these rows, also over several reports.",
+        "Deliveries counted. All figures of a report are sums of these rows.",
         (
             _GROUP_ID,
             _GROUP_NAME,

@@ -13,6 +13,7 @@ pytest.importorskip("duckdb", reason="the reconciliation needs the extra `tables
 import duckdb
 
 from penstock.spark import reconcile
+from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.reconciliation import steps
 from penstock.spark.reconciliation.engines import DuckEngine
 from penstock.spark.reconciliation.reconcile import reconcile as reconcile_with
@@ -46,6 +47,18 @@ def test_both_engines_write_equal_tables(spark: SparkSession, tmp_path: Path, lo
         first, second = (duckdb.read_parquet(f"{tmp_path}/by {each}/{name}/*.parquet") for each in ("spark", "duckdb"))
         assert (len(first), len(first.except_(second)), len(second.except_(first))) == (len(second), 0, 0), name
     assert {table.name for table in spark.catalog.listTables()} == views
+
+
+def test_a_session_that_has_a_view_of_such_a_name_keeps_it(spark: SparkSession, tmp_path: Path) -> None:
+    every_outcome().save(tmp_path)
+    spark.sql("SELECT 42 AS answer").createOrReplaceTempView("settings")
+    try:
+        with pytest.raises(ReadOptionInvalid, match="The session has a view named settings already"):
+            reconcile(spark, tmp_path, tmp_path / "out")
+        assert [row.answer for row in spark.table("settings").collect()] == [42]
+        assert not (tmp_path / "out").exists()
+    finally:
+        spark.catalog.dropTempView("settings")
 
 
 def comparable(summary: Summary) -> dict[str, object]:
