@@ -133,6 +133,18 @@ class Records:
         self._refuse(self.topic_from > self.stop, "its fields exceed its size.")
         return gather(self.block.buffer, self.offsets + record.HEADER_BYTES, record.POP_FIXED_DTYPE)
 
+    def verify(self) -> None:
+        """Check the checksums of the records.
+
+        Raises:
+            RecordCorrupt: a checksum does not match.
+        """
+        buffer, checksum = self.block.buffer, record.checksum
+        edges = zip((self.offsets + record.CRC_FROM).tolist(), self.stop.tolist(), strict=True)
+        found = np.array([checksum(buffer[start:stop]) for start, stop in edges], np.uint32)
+        wrong = found != self.header["crc"]
+        self._refuse(wrong, "its checksum does not match.")
+
     def slices(self, starts: Array, stops: Array) -> Any:
         """Return parts of the records as an Arrow array of binary."""
         return slices(self.block.buffer, starts, stops)

@@ -74,8 +74,16 @@ class LogSurvey(NamedTuple):
     start: int
     end: int
     first_ms: int
-    last_ms: int
+    tail_ms: int | None
+    """Store time of the last record, unless that was known to be durable."""
     torn: bool
+
+    @property
+    def last_ms(self) -> int:
+        """Store time of the last record, 0 if there is none. This may follow the sizes of all records of a segment."""
+        if self.tail_ms is not None:
+            return self.tail_ms
+        return next((_last_ms(each) for each in reversed(self.segments) if each.stop > each.base), 0)
 
 
 def find(path: str | Path) -> Path:
@@ -93,13 +101,15 @@ def find(path: str | Path) -> Path:
 
 
 def survey(path: str | Path) -> LogSurvey:
-    """List the segments of a log and find its end. It reads all of the last segment.
+    """List the segments of a log and find its end.
+
+    It follows the sizes of all records of the last segment, and verifies those that were not known to be durable.
 
     Raises:
         LogMissing: the directory holds no log.
         LogCorrupt: bytes are missing between two segments, or before the first or after the last one, as far as the sync mark
             of the data directory tells; or a file isn't a segment.
-        RecordCorrupt: a record of the last segment is damaged, and whole records follow it.
+        RecordCorrupt: a record of the last segment that was not known to be durable is damaged, and whole records follow it.
     """
     directory = find(path)
     durable = _mark(directory)
@@ -112,18 +122,46 @@ def survey(path: str | Path) -> LogSurvey:
             f"{bases[0]} are missing. {REMEDY}"
         )
     last = _segment_path(directory, bases[-1])
-    tail = find_tail(last, bases[-1])
+    tail = find_tail(last, bases[-1], _known_in(last, bases[-1], durable))
     if durable is not None and durable.position > tail.end:
         raise LogCorrupt(
             f"The log was durable up to position {durable.position}, but its files end at position {tail.end}: "
             f"{durable.position - tail.end} bytes are missing. {REMEDY}"
         )
     segments.append(LogSegment(last, bases[-1], tail.end))
-    last_ms = tail.last_ms
-    if last_ms is None and len(segments) > 1:  # the node has just opened a segment
-        last_ms = _last_ms(segments[-2])
     first_ms = _ms_at(segments[0], segments[0].base) if tail.end > bases[0] else 0
-    return LogSurvey(directory, segments, bases[0], tail.end, first_ms, last_ms or 0, tail.torn)
+    return LogSurvey(directory, segments, bases[0], tail.end, first_ms, tail.last_ms, tail.torn)
+
+
+def end_of(path: str | Path, known: int = 0) -> int:
+    """Return the position after the last whole record of a log.
+
+    Args:
+        path: as in `find`.
+        known: a position up to which the records are known to be whole. What follows is read, and nothing else.
+
+    Raises:
+        LogMissing: the directory holds no log.
+        RecordCorrupt: a record after `known` is damaged, and whole records follow it.
+    """
+    directory = find(path)
+    durable = _mark(directory)
+    base = _bases(directory)[-1]
+    last = _segment_path(directory, base)
+    start = _known_in(last, base, durable)
+    return find_tail(last, base, max(start, known) if known <= base + os.stat(last).st_size else start).end
+
+
+def begin_of(path: str | Path) -> int:
+    """Return the position at which a log begins. Raises LogMissing."""
+    return _bases(find(path))[0]
+
+
+def _known_in(path: str, base: int, durable: Mark | None) -> int:
+    """Return the position up to which the records of the last segment were known to be durable."""
+    if durable is None or not base <= durable.position <= base + os.stat(path).st_size:
+        return base
+    return durable.position
 
 
 def survey_until(path: str | Path, end: int) -> list[LogSegment]:
@@ -188,26 +226,21 @@ def _read(fd: int, size: int, offset: int) -> tuple[bytes, OSError | None]:
     return data, None
 
 
-def verify(block: RecordBlock, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    """Check the checksums of the records at `offsets` of a block.
-
-    Raises:
-        RecordCorrupt: a checksum does not match.
-    """
-    for offset in offsets.tolist():
-        if not _intact(block.buffer, offset):
-            raise RecordCorrupt(block.position + offset, f"its checksum does not match. {REMEDY}", os.path.basename(block.path))
-
-
-def find_tail(path: str, base: int) -> LogTail:
+def find_tail(path: str, base: int, known: int | None = None) -> LogTail:
     """Find the end of the last segment: the first incomplete record that no whole record follows.
+
+    Args:
+        path: of the segment.
+        base: position of its first byte.
+        known: position of a record up to which all are known to be whole. They are not read, so `last_ms` is None if nothing
+            follows.
 
     Raises:
         RecordCorrupt: whole records follow an incomplete one, so it was damaged after it was written.
     """
-    end, last_ms = base, None
+    end, last_ms = base if known is None else known, None
     torn: int | None = None
-    for block in blocks(path, base, base, None):
+    for block in blocks(path, base, end, None):
         for offset in block.offsets.tolist():
             position = block.position + offset
             if not _intact(block.buffer, offset):
@@ -225,10 +258,13 @@ def find_tail(path: str, base: int) -> LogTail:
     return LogTail(end, last_ms, any(behind))
 
 
-def split(segment: LogSegment, partition_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield positions (start, stop) that split a segment between records into partitions of about `partition_bytes`."""
-    start = segment.base
-    for block in blocks(*segment[:2], segment.base, segment.stop):
+def split(segment: LogSegment, partition_bytes: int, start: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield positions (start, stop) that split a segment between records into partitions of about `partition_bytes`.
+
+    A partition has at least one record. Without `start`, the first one begins with the segment.
+    """
+    start = segment.base if start is None else start
+    for block in blocks(*segment[:2], start, segment.stop):
         positions = block.offsets + block.position
         while (cut := int(np.searchsorted(positions, start + partition_bytes))) < len(positions):
             yield start, int(positions[cut])

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.spark import datasource
 from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.java import java_version
 
@@ -34,15 +33,17 @@ HASH_BYTES = "64m"
 PACKAGES = ("spark", "store")
 """Packages of `penstock` that a worker imports to read the log."""
 
+SOURCE_MODULE = "pyspark_penstock.py"
+
 _PENSTOCK = Path(__file__).parents[1]
 
 
 def open_session(master: str = "local[*]", app_name: str = "penstock", *, is_brief: bool = False) -> SparkSession:
-    """Start a session, or return the running one, with the format `commitlog` registered.
+    """Start a session, or return the running one. It has the source `penstock`, and passes filters to it.
 
     On a local master, workers use this interpreter and this source tree, and all ports are on 127.0.0.1. On any other
-    master, the session sends a zip of our packages to the executors. These need numpy, orjson and pyarrow, and must see the
-    log and the report's directory under the same paths.
+    master, the session sends a zip of our packages to the executors. To read the log itself these need fastcrc, numpy, orjson
+    and pyarrow, and they must see the log and the report's directory under the same paths.
 
     Args:
         master: a Spark master URL.
@@ -71,7 +72,6 @@ def open_session(master: str = "local[*]", app_name: str = "penstock", *, is_bri
         session.conf.set("spark.sql.shuffle.partitions", max(LOCAL_PARTITIONS, session.sparkContext.defaultParallelism))
     if not local:
         session.sparkContext.addPyFile(str(_zip_packages(Path(tempfile.mkdtemp(prefix="penstock-spark-")))))
-    datasource.register(session)
     return session
 
 
@@ -88,7 +88,8 @@ def _settings(local: bool, *, is_brief: bool) -> dict[str, str]:
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
+        # A bar for stages that take longer than half a second. It is for people, so not in a file or a pipe.
+        "spark.ui.showConsoleProgress": str(not is_brief and sys.stderr.isatty()).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
@@ -119,7 +120,8 @@ def _zip_packages(directory: Path) -> Path:
     target = directory / "penstock_spark.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(_PENSTOCK / "__init__.py", "penstock/__init__.py")
+        archive.write(_PENSTOCK.parent / SOURCE_MODULE, SOURCE_MODULE)
         for package in PACKAGES:
-            for source in sorted((_PENSTOCK / package).glob("*.py")):
-                archive.write(source, f"penstock/{package}/{source.name}")
+            for source in sorted((_PENSTOCK / package).rglob("*.py")):
+                archive.write(source, f"penstock/{package}/{source.relative_to(_PENSTOCK / package)}")
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -25,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
         "store.syncmark",
         "store.rowformats",
         "store.snapshotreader",
+        "store.topics",
         "install",
     },
 }
@@ -53,6 +55,14 @@ def test_imports_point_one_way() -> None:
         module = f"{name}.__init__" if path.name == "__init__.py" else name
         found += [f"{name} imports {each}" for each in violations(path.read_text("utf-8"), module)]
     assert found == []
+
+
+def test_the_module_that_every_spark_session_imports_imports_only_pyspark() -> None:
+    """An error in it would break all Python sources of the session."""
+    tree = ast.parse((ROOT / "pyspark_penstock.py").read_text("utf-8"))
+    names = [each.module or "" for each in tree.body if isinstance(each, ast.ImportFrom)]
+    assert not [each for each in tree.body if isinstance(each, ast.Import)]
+    assert {name.partition(".")[0] for name in names} == {"__future__", "pyspark"}
 
 
 LAYERS = {

@@ -91,18 +91,9 @@ def read_segment(segment: LogSegment, anchor: int) -> SegmentRows:
     rows = SegmentRows(anchor)
     for block in segments.blocks(segment.path, segment.base, segment.base, segment.stop):
         records = Records.of(block)
-        _verify(records)
+        records.verify()
         _read_block(records, rows)
     return rows
-
-
-def _verify(records: Records) -> None:
-    """Check the checksums of all records of a block, as `segments.verify` does."""
-    buffer, checksum = records.block.buffer, record.checksum
-    edges = zip((records.offsets + record.CRC_FROM).tolist(), records.stop.tolist(), strict=True)
-    found = np.array([checksum(buffer[start:stop]) for start, stop in edges], np.uint32)
-    if not np.array_equal(found, records.header["crc"]):
-        segments.verify(records.block, records.offsets)  # says which record is damaged
 
 
 def message_records(records: Records) -> tuple[Records, Records, Array]:

@@ -290,3 +290,27 @@ START = OPEN._replace(
     "last stage as `delivery_id`, and `key`, `position` and the times of a `queued` message only say that it came back before.",
 )
 """A table of a few files, which are not of segments."""
+
+RECORDS = ParquetTable(
+    "records",
+    "One row per record of any kind. No files have this table: only the source reads it.",
+    (
+        _POSITION,
+        ParquetColumn("size", ColumnType.INT, "Bytes of the record in the log."),
+        ParquetColumn(
+            "kind", ColumnType.STRING, "Name of `store.record.Kind`, or KIND_ and the number of a kind that is not known here."
+        ),
+        ParquetColumn("flags", ColumnType.INT, "All flags of the record (`store.record.Flag`)."),
+        _AT_MS,
+        _TIME,
+        ParquetColumn("topic", ColumnType.STRING, "Topic of a message, or name of a consumer group."),
+        ParquetColumn("group_id", ColumnType.BIGINT, "Id of the consumer group, if it is a record of one.", is_nullable=True),
+        ParquetColumn("epoch", ColumnType.BIGINT, "Epoch of the consumer group, likewise.", is_nullable=True),
+        ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline of a checkpoint, likewise.", is_nullable=True),
+        ParquetColumn("properties", ColumnType.STRING, "Properties as JSON."),
+        ParquetColumn("body", ColumnType.BINARY, "Body."),
+    ),
+)
+
+SOURCE_TABLES = {table.name: table for table in (MESSAGES, DELIVERIES, ENDS, SETTINGS, DAMAGES, RECORDS)}
+"""What `format("penstock")` reads from the log itself."""

@@ -197,7 +197,7 @@ def _begun(files: TableFiles, directory: Path, state: WriterState, data_dir: Pat
 
 def _write(files: TableFiles, directory: Path, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, int]]:
     rows = read_segment(segment, state.anchor if state.position == segment.base else UNKNOWN)
-    after, tables = _tables(rows, state, segment)
+    after, tables = segment_tables(rows, state, segment)
     first_ms = segments.first_ms(segment) or 0
     for table in TABLES:
         with replacing(files, table_path(directory, table.name, segment.base, first_ms)) as file:
@@ -221,8 +221,8 @@ def _write_parquet(file: Any, table: ParquetTable, rows: Any, base: int, stop: i
     )
 
 
-def _tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, Any]]:
-    """Return the tables of a segment, and the state after it."""
+def segment_tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, Any]]:
+    """Return the tables of a segment as Arrow tables by name, and the state after it."""
     first_ms = segments.first_ms(segment) or 0
     messages = _unseen(rows.messages, state, segment)
     begun, begun_names = _joined(rows.begun), _texts(rows.begun_names)

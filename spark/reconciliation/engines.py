@@ -121,7 +121,7 @@ class SparkEngine:
 
     def register(self, table: ParquetTable, name: str, files: Sequence[Path]) -> None:
         schema = ", ".join(f"{column.name} {column.type}" for column in table.columns)
-        self._read(name, [_escaped(path) for path in files], schema)
+        self._read(name, [escaped(path) for path in files], schema)
 
     def _read(self, name: str, paths: list[str], schema: StructType | str) -> None:
         # With a schema, Spark need not look into a file first. No columns are made from the names of folders.
@@ -145,7 +145,7 @@ class SparkEngine:
             self._name(name, rows)
             return
         rows.write.parquet(f"file://{directory}")
-        self._read(name, [_escaped(directory)], rows.schema)
+        self._read(name, [escaped(directory)], rows.schema)
 
     def rows(self, sql: str) -> list[Row]:
         found: list[Row] = self._spark.sql(sql).toArrow().to_pylist()
@@ -159,6 +159,6 @@ class SparkEngine:
             rows.unpersist()
 
 
-def _escaped(path: Path) -> str:
+def escaped(path: Path) -> str:
     """Return a local file as Hadoop's paths name it, which may be patterns."""
     return "file://" + re.sub(r"([*?\[\]{}\\])", r"\\\1", str(path))

@@ -137,7 +137,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as out:
             summary = reconcile(engine, data_dir, out, ReconcileOptions(grace_ms=GRACE_MS))
         engine.close()
-        records = spark.read.format("commitlog").option("table", "records").option("columns", "kind,body").load(data_dir)
+        records = spark.read.format("penstock").schema("kind string, body binary").option("table", "records").load(data_dir)
         bodies = records.where(F.col("kind").isin("MESSAGE", "COPIED")).select("kind", "body").collect()
         answer = {
             "summary": summary,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import struct
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
+pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
+import pyarrow as pa
+
+from penstock.spark.parquet.schema import MESSAGES, RECORDS
 from penstock.spark.records import CONTINUED, GIVEN_BACK, NACKED, POPPED, SETTLING, WAITING, Records, handed_out, settled
 from penstock.spark.segments import RecordBlock
-from penstock.spark.tables import TABLES
+from penstock.spark.source.rows import arrow_schema, batch, message_columns, record_columns
 from penstock.store import record, recordscan
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.errors import RecordCorrupt
@@ -123,16 +127,16 @@ def test_settled_is_every_reference_that_ends_a_delivery(data: bytes) -> None:
 @given(logs)
 def test_the_table_of_records_holds_every_field(data: bytes) -> None:
     records, decoded = load(data)
-    table = TABLES["records"]
-    rows = table.batch(records, list(table.columns)).to_pylist()
-    for row, each in zip(rows, decoded, strict=True):
+    schema = arrow_schema(RECORDS, [column.name for column in RECORDS.columns])
+    for row, each in zip(batch(record_columns(records), schema).to_pylist(), decoded, strict=True):
         fixed = POP_FIXED.unpack(each.fixed) if each.kind in POP_KINDS else (None, None, None)
         assert row == {
             "position": each.position,
             "size": each.size,
             "kind": Kind(each.kind).name,
             "flags": each.flags,
-            "store_ms": each.store_ms,
+            "at_ms": each.store_ms,
+            "time": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=each.store_ms),
             "topic": each.topic.decode(),
             "group_id": fixed[0],
             "epoch": fixed[1],
@@ -140,39 +144,6 @@ def test_the_table_of_records_holds_every_field(data: bytes) -> None:
             "properties": each.properties.decode(),
             "body": each.body,
         }
-
-
-@settings(max_examples=12 * DEPTH)
-@given(logs)
-def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
-    records, _ = load(data)
-    records = records.of_kind(*TABLES["events"].kinds)
-    rows = TABLES["events"].batch(records, list(TABLES["events"].columns)).to_pylist()
-    begun, ended = handed_out(records), settled(records)
-    assert [row["key"] for row in rows] == [*begun["key"].tolist(), *ended["key"].tolist()]
-    assert [row["event"] for row in rows] == [Kind.POP_CHECKPOINT] * len(begun["key"]) + ended["event"].tolist()
-    assert [row["via"] for row in rows] == [*begun["via"].tolist(), *[None] * len(ended["key"])]
-    assert [row["deadline_ms"] for row in rows] == [*begun["deadline_ms"].tolist(), *[None] * len(ended["key"])]
-
-
-@settings(max_examples=12 * DEPTH)
-@given(logs)
-def test_group_names_follow_their_ids(data: bytes) -> None:
-    records, _ = load(data)
-    for name in ("groups", "checkpoints", "settlements"):
-        table = TABLES[name]
-        batch = table.batch(records.of_kind(*table.kinds), ["group_id", "group"])
-        assert all(row["group"] == f"group {row['group_id']}" for row in batch.to_pylist())
-
-
-def test_a_group_s_filter_comes_from_the_record_that_created_it() -> None:
-    created = record.encode(
-        Kind.GROUP_CREATED, b"pump", store_ms=1, fixed=POP_FIXED.pack(3, 1, 0), properties=b'{"group":"pump","filter":"a/+"}'
-    )
-    acked = record.encode(Kind.POP_ACK, b"other", store_ms=1, fixed=POP_FIXED.pack(2, 1, 0))
-    records, _ = load(acked + created)
-    rows = TABLES["groups"].batch(records, ["group_id", "group", "filter"]).to_pylist()
-    assert rows == [{"group_id": 2, "group": "other", "filter": None}, {"group_id": 3, "group": "pump", "filter": "a/+"}]
 
 
 def test_a_body_that_is_no_array_of_entries_is_corrupt() -> None:
@@ -193,5 +164,5 @@ def test_fields_longer_than_the_record_are_corrupt() -> None:
 
 def test_bytes_that_are_not_utf_8_are_replaced_and_fail_no_query() -> None:
     records, _ = load(record.encode(Kind.MESSAGE, b"a/\xff\xfe", store_ms=1) + record.encode(Kind.MESSAGE, b"b", store_ms=1))
-    batch = TABLES["messages"].batch(records, ["topic"])
-    assert batch.column("topic").to_pylist() == ["a/\ufffd\ufffd", "b"]
+    columns = message_columns(records, records.position, pa.nulls(2, pa.int64()))
+    assert batch(columns, arrow_schema(MESSAGES, ["topic"])).column("topic").to_pylist() == ["a/\ufffd\ufffd", "b"]

@@ -62,11 +62,13 @@ def test_the_zip_for_executors_holds_what_a_worker_imports(tmp_path: Path) -> No
     names = zipfile.ZipFile(session._zip_packages(tmp_path)).namelist()
     assert {
         "penstock/__init__.py",
-        "penstock/spark/datasource.py",
+        "penstock/spark/parquet/rows.py",
         "penstock/spark/records.py",
         "penstock/spark/segments.py",
+        "penstock/spark/source/stream.py",
         "penstock/store/record.py",
         "penstock/store/bodies.py",
         "penstock/store/recordscan.py",
         "penstock/store/errors.py",
+        "pyspark_penstock.py",
     } <= set(names)

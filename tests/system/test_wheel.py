@@ -1,4 +1,4 @@
-"""The wheel holds `penstock/` only, and works beside a project that has packages named like Penstock's folders."""
+"""The wheel holds `penstock/` and `pyspark_penstock.py`, and works beside a project that has packages named like Penstock's folders."""
 
 from __future__ import annotations
 
@@ -147,11 +147,11 @@ def names_in(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_the_wheel_holds_penstock_and_nothing_else_at_its_top(build: Build) -> None:
+def test_the_wheel_holds_penstock_and_the_module_that_spark_finds_at_its_top(build: Build) -> None:
     names = names_in(build.wheel)
     tops = {name.partition("/")[0] for name in names}
     (info,) = (top for top in tops if top.endswith(".dist-info"))
-    assert tops == {"penstock", info}
+    assert tops == {"penstock", "pyspark_penstock.py", info}
     assert {f"penstock/{folder}/__init__.py" for folder in FOLDERS} <= names
     assert "penstock/py.typed" in names
     assert not [name for name in names if "__pycache__" in name]
@@ -161,7 +161,7 @@ def test_the_sdist_holds_penstock_and_what_describes_it(build: Build) -> None:
     with tarfile.open(build.sdist) as archive:
         members = archive.getmembers()
     tops = {member.name.split("/")[1] for member in members}
-    assert tops == {"penstock", "pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
+    assert tops == {"penstock", "pyspark_penstock.py", "pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
     assert not [member.name for member in members if member.issym() or member.islnk()], "the links are followed"
 
 

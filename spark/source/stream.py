@@ -1,0 +1,150 @@
+"""Follows a log as a stream of Spark: the driver finds what a node has appended, and workers read it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, TypedDict
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+
+from penstock.spark import segments
+from penstock.spark.errors import LogMissing, RecordsLost
+from penstock.spark.source.filters import RecordFilter
+from penstock.spark.source.options import FAR, StreamOptions
+from penstock.spark.source.places import position_of
+from penstock.spark.source.reader import PARTITION_BYTES, LogPartition, RowReader, pieces
+
+PIECE_BYTES_MIN = 256 * 1024
+"""A smaller batch is not split for `minPartitions`: its tasks would do nothing but start."""
+
+
+class Offset(TypedDict):
+    """Where a stream is. Spark writes it to the checkpoint and shows it in the progress of the query."""
+
+    position: int
+    skipped_bytes: int
+    """Bytes that retention had deleted before the stream read them, since the stream has begun."""
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a table of the log.
+
+    Spark keeps one of these in a process of the driver while a query runs. It remembers the end that it has found, so it reads
+    each part of the log once to find the next batch, and never what is before the stream's offset. A batch is cut between
+    records, so the offset of a batch is a position at which a record begins, or the end of the log.
+
+    Retention copies old messages forward that are still needed. They are not read again: a stream has each message where it
+    was published.
+
+    Needs PySpark 4.2, whose streams tell a source where they are and how much they want (`latestOffset(start, limit)`).
+    """
+
+    def __init__(self, options: StreamOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._rows = RowReader(options.table, tuple(names), options.topic, RecordFilter())
+        self._known = 0
+        """The log is whole up to here."""
+        self._target: int | None = None
+        """Where a query ends that reads what is available now."""
+        self._batch: list[LogPartition] = []
+        """The inputs of the batch that was planned last."""
+
+    # --- on the driver ----------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a query without a checkpoint begins."""
+        end = self._end()
+        listed = segments.survey_until(self._options.path, end)
+        return {"position": position_of(self._options.start, listed) if listed else end, "skipped_bytes": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how much a batch may read."""
+        return ReadMaxBytes(self._options.bytes_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Let the query end where the log ends now."""
+        self._target = self._end()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the end of the log, for the progress of the query."""
+        return {"position": self._known} if self._known else None
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next batch ends, which begins at `start`.
+
+        Raises:
+            RecordsLost: retention has deleted records after `start`, or the log has lost its end.
+            RecordCorrupt: the log is damaged.
+        """
+        position, skipped = start["position"], start["skipped_bytes"]
+        end = self._end() if self._target is None else self._target
+        if end < position:
+            if self._target is not None:  # the batch before has reached the target
+                return start
+            raise RecordsLost(
+                f"The stream has read up to position {position}, but the log ends at position {end}: it is of another node, or "
+                f"has lost its end. Begin again with a new checkpoint."
+            )
+        begin = segments.begin_of(self._options.path)
+        if begin > position:
+            self._lost(position, min(begin, end))
+            skipped += min(begin, end) - position
+            position = min(begin, end)
+        if position == end:
+            return {"position": end, "skipped_bytes": skipped}
+        room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else FAR
+        self._batch = self._cut(position, end, min(room, end - position))
+        return {"position": self._batch[-1].stop, "skipped_bytes": skipped}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the inputs of a batch. After a restart Spark asks for that of a batch which another process had planned."""
+        position = start["position"] + end["skipped_bytes"] - start["skipped_bytes"]
+        stop = end["position"]
+        if not self._batch or (self._batch[0].start, self._batch[-1].stop) != (position, stop):
+            begin = segments.begin_of(self._options.path)
+            if begin > position:
+                self._lost(position, min(begin, stop))
+                position = min(begin, stop)
+            self._batch = self._cut(position, stop, stop - position) if position < stop else []
+        return self._batch
+
+    def _cut(self, position: int, end: int, room: int) -> list[LogPartition]:
+        """Return pieces of the log from a position on: as many as fit into `room`, but at least one."""
+        piece_bytes = min(PARTITION_BYTES, max(room // self._options.partitions_min, PIECE_BYTES_MIN), room)
+        chosen: list[LogPartition] = []
+        for piece in pieces(segments.survey_until(self._options.path, end), position, end, piece_bytes):
+            if chosen and piece.stop - position > room:
+                break
+            chosen.append(piece)
+        return chosen
+
+    def _end(self) -> int:
+        self._known = segments.end_of(self._options.path, self._known)
+        return self._known
+
+    def _lost(self, position: int, until: int) -> None:
+        """Fail because records are lost, or say so."""
+        lost = f"Retention has deleted the log from position {position} to {until} before the stream read it"
+        if self._options.fails_on_data_loss:
+            raise RecordsLost(
+                f"{lost}. Set failOnDataLoss to false to go on after them, or begin again with a new checkpoint. Let the "
+                f"retention of the node last longer than the stream may stand still."
+            )
+        print(f"{lost}: the stream goes on after these {until - position} bytes.", file=sys.stderr)
+
+    # --- on a worker ------------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the record batches of a partition."""
+        assert isinstance(partition, LogPartition)
+        try:
+            yield from self._rows.read(partition)
+        except LogMissing as error:
+            if self._options.fails_on_data_loss:
+                raise RecordsLost(
+                    f"Retention has deleted the log from position {partition.start} to {partition.stop} while the stream read "
+                    f"it. Set failOnDataLoss to false to go on after them, or begin again with a new checkpoint."
+                ) from error
+            print(f"{error} The stream goes on after position {partition.stop}.", file=sys.stderr)
