@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.spark import segments
 from penstock.spark.errors import TablesInvalid
-from penstock.spark.parquet.files import BASE_KEY, DIRECTORY, STOP_KEY, SUFFIX
+from penstock.spark.parquet.files import BASE_KEY, DIRECTORY, STOP_KEY, reading, table_paths
 from penstock.spark.parquet.rows import message_records
 from penstock.spark.parquet.schema import DELIVERIES, ENDS, MESSAGES, START, TABLES
 from penstock.spark.parquet.state import WriterState, load_state
@@ -72,7 +74,7 @@ def _files(directory: Path, table: str) -> list[ParquetFile]:
 
 
 def _described(directory: Path, table: str) -> Iterator[ParquetFile]:
-    for path in (directory / table).rglob(f"*{SUFFIX}"):
+    for path in table_paths(directory, table):
         try:
             footer = pq.read_metadata(path)
             described = footer.metadata or {}
@@ -84,7 +86,8 @@ def _described(directory: Path, table: str) -> Iterator[ParquetFile]:
 
 def table_sizes(data_dir: Path) -> list[TableSize]:
     """Return the extent of each table that has files, and of `start`. Raises TablesInvalid as `table_files` does."""
-    start = {START.name: _files(data_dir / DIRECTORY, START.name)}
+    with reading(data_dir / DIRECTORY):
+        by_table = table_files(data_dir) | {START.name: _files(data_dir / DIRECTORY, START.name)}
     return [
         TableSize(
             name,
@@ -94,7 +97,7 @@ def table_sizes(data_dir: Path) -> list[TableSize]:
             files[0].base,
             files[-1].stop,
         )
-        for name, files in (table_files(data_dir) | start).items()
+        for name, files in by_table.items()
         if files
     ]
 
@@ -110,20 +113,23 @@ def verify_tables(data_dir: Path) -> TablesCheck:
         LogMissing: there is no log, or retention has removed a segment during the read.
         LogCorrupt, RecordCorrupt: the log is damaged.
     """
+    with reading(data_dir / DIRECTORY):
+        return _verified(data_dir)
+
+
+def _verified(data_dir: Path) -> TablesCheck:
     state = load_state(data_dir / DIRECTORY)
     files = table_files(data_dir)
     _files(data_dir / DIRECTORY, START.name)  # must not be damaged either
     first = min((each[0].base for each in files.values() if each), default=state.position)
     problems = [problem for name, each in files.items() for problem in _gaps(name, each, state, first)]
-    by_base = {name: {each.base: each for each in listed} for name, listed in files.items()}
     compared, unwritten = 0, []
     for segment in sealed_segments(data_dir):
         if segment.base >= state.position:
             unwritten.append(segment)
             continue
         compared += 1
-        of_segment = {name: by_base[name][segment.base].path for name in by_base if segment.base in by_base[name]}
-        problems += _differences(segment, of_segment)
+        problems += _differences(segment, {name: _file_of(segment, listed) for name, listed in files.items()})
     return TablesCheck(problems, compared, unwritten)
 
 
@@ -139,25 +145,39 @@ def _gaps(table: str, files: list[ParquetFile], state: WriterState, first: int) 
                 yield f"{table} has no file for the positions from {before} to {after}."
 
 
-def _differences(segment: LogSegment, files: dict[str, Path]) -> Iterator[str]:
+def _file_of(segment: LogSegment, files: list[ParquetFile]) -> ParquetFile | None:
+    """Return the file that has a segment, alone or among others."""
+    at = bisect_right(files, segment.base, key=lambda each: each.base) - 1
+    return files[at] if at >= 0 and segment.base < files[at].stop else None
+
+
+def _differences(segment: LogSegment, files: dict[str, ParquetFile | None]) -> Iterator[str]:
     """Yield a sentence for each table that has other rows than a segment."""
     expected = _keys_of(segment)
     for name, column in ((MESSAGES.name, "position"), (DELIVERIES.name, "key"), (ENDS.name, "key")):
-        if name not in files:
+        file = files[name]
+        if file is None:
             continue  # `_gaps` has said so
-        rows = pq.ParquetFile(files[name])
-        if name == MESSAGES.name:
-            table = rows.read(columns=[column, "copied_at"])
-            # A copy has a row unless the tables have its first place, which the log need not have any more.
-            found = np.sort(table.filter(table["copied_at"].is_null())[column].to_numpy())
-        else:
-            found = np.sort(rows.read(columns=[column])[column].to_numpy())
+        found = np.sort(_rows_of(segment, file, column).to_numpy())
         if not np.array_equal(found, expected[name]):
             yield (
-                f"{files[name]} has {len(found)} rows of {name} for the positions from {segment.base} to {segment.stop}, and "
+                f"{file.path} has {len(found)} rows of {name} for the positions from {segment.base} to {segment.stop}, and "
                 f"the log has {len(expected[name])}: {len(np.setdiff1d(expected[name], found))} are missing, and "
                 f"{len(np.setdiff1d(found, expected[name]))} are not in the log."
             )
+
+
+def _rows_of(segment: LogSegment, file: ParquetFile, column: str) -> Any:
+    """Return a column of the rows that a file has of a segment. At its ends, the file has no rows of other segments."""
+    position, of_segment = pc.field("position"), pc.scalar(True)
+    if file.table == MESSAGES.name:
+        # A copy has a row unless the tables have its first place, which the log need not have any more.
+        of_segment &= pc.field("copied_at").is_null()
+    if file.base < segment.base:
+        of_segment &= position >= segment.base
+    if file.stop > segment.stop:
+        of_segment &= position < segment.stop
+    return pq.read_table(file.path, columns=[column], filters=of_segment, partitioning=None)[column]
 
 
 def _keys_of(segment: LogSegment) -> dict[str, Array]:

@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from fcntl import LOCK_EX, LOCK_NB, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from penstock.spark.errors import TablesLocked
+import orjson
+
+from penstock.spark.errors import TablesInUse, TablesInvalid, TablesLocked
 from penstock.spark.parquet.schema import OPEN, START
 
 DIRECTORY = "tables"
@@ -24,6 +26,11 @@ BASE_KEY, STOP_KEY = b"penstock.base", b"penstock.stop"
 
 LOCK = "lock"
 
+COMPACTION = "compaction"
+"""Folder of the merged files until they replace those of the segments, and of the files that say how far that is."""
+
+REPLACEMENT = "replacement.json"
+
 
 def start_path(directory: Path, position: int) -> Path:
     """Return the path of the file that says what was open at a position where the tables begin."""
@@ -36,15 +43,77 @@ def table_path(directory: Path, table: str, base: int, first_ms: int) -> Path:
     return directory / table / f"date={date.isoformat()}" / f"{base:020d}{SUFFIX}"
 
 
+def merged_path(directory: Path, table: str, base: int) -> Path:
+    """Return the path of a merged file of a table before it replaces the file of its first segment."""
+    return directory / COMPACTION / table / f"{base:020d}{SUFFIX}"
+
+
+class Replacement(NamedTuple):
+    """Neighbouring segments of a date whose files are being replaced by one file per table.
+
+    In each table, the merged file takes the place of the first segment's, and the files of the other segments are deleted.
+    While the merged file is still at `merged_path`, it counts instead of all of them.
+    """
+
+    date: str
+    bases: list[int]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files, which are the same in each table."""
+        return [f"{base:020d}{SUFFIX}" for base in self.bases]
+
+
+def replacement_path(directory: Path) -> Path:
+    """Return the path of the file that says which files are being replaced."""
+    return directory / COMPACTION / REPLACEMENT
+
+
+def pending_replacement(directory: Path) -> Replacement | None:
+    """Return what is being replaced in the tables in a directory, or was when a process was killed.
+
+    Raises:
+        TablesInvalid: the file that says it is damaged.
+    """
+    path = replacement_path(directory)
+    try:
+        described = orjson.loads(path.read_bytes())
+        return Replacement(described["date"], described["bases"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise TablesInvalid(
+            f"{path} is damaged ({error}). Delete {directory}, and run `penstock tables backfill` to make the tables of what "
+            f"the log still has."
+        ) from error
+
+
+def table_paths(directory: Path, table: str) -> list[Path]:
+    """Return the files of a table, by name. A file that is being replaced is not among them; the merged one is."""
+    paths = sorted((directory / table).rglob(f"*{SUFFIX}"), key=lambda path: path.name)
+    replacement = pending_replacement(directory)
+    if replacement is None:
+        return paths
+    first, *others = replacement.names
+    merged = merged_path(directory, table, replacement.bases[0])
+    kept = [path for path in paths if path.name not in others]
+    return [merged if path.name == first and merged.exists() else path for path in kept]
+
+
 class SegmentFiles(NamedTuple):
-    """The files of a segment, which have the same name in each table."""
+    """The files of a segment, or of several that share a file. They have the same name in each table."""
 
     base: int
     date: str
     directory: Path
+    is_replaced: bool = False
+    """Whether these are the files of several segments, some of which may not have replaced those of each segment yet."""
 
     def path(self, table: str) -> Path:
         """Return the path of the file in a table."""
+        merged = merged_path(self.directory, table, self.base)
+        if self.is_replaced and merged.exists():
+            return merged
         return self.directory / table / self.date / f"{self.base:020d}{SUFFIX}"
 
     @property
@@ -57,10 +126,14 @@ class SegmentFiles(NamedTuple):
 def segment_files(directory: Path, stop: int) -> list[SegmentFiles]:
     """Return the segments of the tables in a directory up to a position, in order.
 
-    They are those that have a file in `open`, the table that is written last.
+    They are those that have a file in `open`, the table that is written last. Segments that share a file count as one.
     """
-    found = [SegmentFiles(int(path.stem), path.parent.name, directory) for path in (directory / OPEN.name).glob(f"*/*{SUFFIX}")]
-    return sorted(each for each in found if each.base < stop)
+    replacement = pending_replacement(directory)
+    first, *others = replacement.bases if replacement is not None else [None]
+    bases = [(int(path.stem), path.parent.name) for path in (directory / OPEN.name).glob(f"*/*{SUFFIX}")]
+    return sorted(
+        SegmentFiles(base, date, directory, base == first) for base, date in bases if base < stop and base not in others
+    )
 
 
 class TableFiles:
@@ -147,3 +220,39 @@ def locked(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             raise TablesLocked(f"Another process is writing {directory}. Wait until it has ended.") from None
         yield
+
+
+@contextmanager
+def reading(directory: Path) -> Iterator[None]:
+    """Keep the files of the tables from being replaced or deleted. New ones may come. It waits for what is being replaced."""
+    if not directory.is_dir():
+        yield
+        return
+    with _opened(directory) as descriptor:
+        flock(descriptor, LOCK_SH)
+        yield
+
+
+@contextmanager
+def without_readers(directory: Path) -> Iterator[None]:
+    """Keep readers of the tables away. The caller must be the writer.
+
+    Raises:
+        TablesInUse: another process reads the tables.
+    """
+    with _opened(directory) as descriptor:
+        try:
+            flock(descriptor, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            raise TablesInUse(f"Another process is reading {directory}. Wait until it has ended.") from None
+        yield
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """Open the directory, to lock it: a reader may not be allowed to create a file in it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

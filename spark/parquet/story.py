@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from penstock.spark import segments
 from penstock.spark.errors import MessageUnknown, TablesInvalid
-from penstock.spark.parquet.files import DIRECTORY, SegmentFiles, TransientFiles, segment_files
+from penstock.spark.parquet.files import DIRECTORY, SegmentFiles, TransientFiles, reading, segment_files
 from penstock.spark.parquet.schema import (
     DAMAGES,
     DELIVERIES,
@@ -189,6 +189,11 @@ def read_story(data_dir: Path, position: int, scratch: Path, group: str | None =
         LogCorrupt, RecordCorrupt: the log is damaged.
         TablesInvalid: the tables are damaged, or of another log.
     """
+    with reading(data_dir / DIRECTORY):
+        return _read(data_dir, position, scratch, group)
+
+
+def _read(data_dir: Path, position: int, scratch: Path, group: str | None) -> Story:
     log = segments.survey(data_dir)
     tables = data_dir / DIRECTORY
     written = follow(data_dir, scratch, log, TransientFiles(), position)

@@ -6,7 +6,7 @@ the state before, so no segment is missing and none is there twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,7 +191,7 @@ def _begun(files: TableFiles, directory: Path, state: WriterState, data_dir: Pat
         found.open[name][is_known] = state.open[name][at[is_known]]
     state = replace(state, open=found.open, queued=found.queued, group_names=found.group_names)
     with replacing(files, path) as file:
-        _write_parquet(file, START, _table(START, _open_columns(state)), base, base)
+        write_parquet(file, START, [_table(START, _open_columns(state))], base, base)
     return state, ""
 
 
@@ -201,24 +201,30 @@ def _write(files: TableFiles, directory: Path, state: WriterState, segment: LogS
     first_ms = segments.first_ms(segment) or 0
     for table in TABLES:
         with replacing(files, table_path(directory, table.name, segment.base, first_ms)) as file:
-            _write_parquet(file, table, tables[table.name], segment.base, segment.stop)
+            write_parquet(file, table, [tables[table.name]], segment.base, segment.stop)
     return after, {name: len(written) for name, written in tables.items()}
 
 
-def _write_parquet(file: Any, table: ParquetTable, rows: Any, base: int, stop: int) -> None:
-    """Write rows of a range of the log to a file of a table, with one row group."""
+def arrow_schema(table: ParquetTable) -> Any:
+    """Return the schema of a table."""
+    return pa.schema([pa.field(each.name, ARROW_TYPES[each.type], each.is_nullable) for each in table.columns])
+
+
+def write_parquet(file: Any, table: ParquetTable, row_groups: Iterable[Any], base: int, stop: int) -> None:
+    """Write rows of a range of the log to a file of a table, given as an Arrow table for each row group."""
     dictionaries = [column.name for column in table.columns if column.type is ColumnType.STRING]
     dictionaries += [f"{column.name}.list.element" for column in table.columns if column.type is ColumnType.STRINGS]
     numbers = (ColumnType.BIGINT, ColumnType.INT, ColumnType.TIMESTAMP)
-    pq.write_table(
-        rows.replace_schema_metadata({BASE_KEY: str(base), STOP_KEY: str(stop)}),
+    with pq.ParquetWriter(
         file,
-        row_group_size=max(len(rows), 1),
+        arrow_schema(table).with_metadata({BASE_KEY: str(base), STOP_KEY: str(stop)}),
         compression="zstd",
         use_dictionary=dictionaries,
         column_encoding={column.name: "DELTA_BINARY_PACKED" for column in table.columns if column.type in numbers},
         write_statistics=[column.name for column in table.columns if column.type is not ColumnType.BINARY],
-    )
+    ) as writer:
+        for rows in row_groups:
+            writer.write_table(rows, row_group_size=max(len(rows), 1))
 
 
 def segment_tables(rows: SegmentRows, state: WriterState, segment: LogSegment) -> tuple[WriterState, dict[str, Any]]:
@@ -329,9 +335,8 @@ def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
 def _table(table: ParquetTable, columns: dict[str, Any]) -> Any:
     """Return an Arrow table. Columns are arrays of numpy or of Arrow; `time` is made from `at_ms`."""
     columns["time"] = columns["at_ms"]
-    fields = [pa.field(each.name, ARROW_TYPES[each.type], each.is_nullable) for each in table.columns]
-    arrays = [_cast(columns[each.name], each.type) for each in fields]
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    schema = arrow_schema(table)
+    return pa.Table.from_arrays([_cast(columns[each.name], each.type) for each in schema], schema=schema)
 
 
 def _cast(values: Any, to: Any) -> Any:

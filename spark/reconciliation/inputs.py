@@ -13,7 +13,7 @@ from penstock.spark import segments
 from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.parquet.files import DIRECTORY, SUFFIX, SegmentFiles, TransientFiles, segment_files
 from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES, ParquetTable, Stage
-from penstock.spark.parquet.writer import ARROW_TYPES, follow
+from penstock.spark.parquet.writer import arrow_schema, follow
 
 LAST = "last"
 
@@ -61,13 +61,14 @@ class Inputs(NamedTuple):
 
 
 def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sealed_before: int | None = None) -> Inputs:
-    """Choose the files of the tables, and write what they lack to `scratch`.
+    """Choose the files of the tables, and write what they lack to `scratch`. The caller must hold `files.reading`.
 
     Args:
         path: the data directory of a node, or its folder `commitlog`. The node may be running.
         scratch: an empty directory.
         since: where to begin: a position, a date as YYYY-MM-DD, or "last", which is `sealed_before`. The reading begins at the
-            last seal that is not after it. None is the beginning of the tables.
+            last seal that is not after it, or where the file begins that has it among others. None is the beginning of the
+            tables.
         sealed_before: `LogRange.sealed` of the run before.
 
     Raises:
@@ -166,7 +167,6 @@ def _write_empty(directory: Path) -> dict[str, Path]:
     directory.mkdir()
     paths = {}
     for table in TABLES:
-        schema = pa.schema([pa.field(each.name, ARROW_TYPES[each.type], each.is_nullable) for each in table.columns])
         paths[table.name] = directory / f"{table.name}{SUFFIX}"
-        pq.write_table(schema.empty_table(), paths[table.name])
+        pq.write_table(arrow_schema(table).empty_table(), paths[table.name])
     return paths

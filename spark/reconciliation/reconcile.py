@@ -14,7 +14,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.spark import segments
 from penstock.spark.errors import ReadOptionInvalid, ReportDirInUse
+from penstock.spark.parquet.files import DIRECTORY, reading
 from penstock.spark.reconciliation import page, steps
 from penstock.spark.reconciliation.engines import Engine, Row
 from penstock.spark.reconciliation.inputs import Inputs, prepare
@@ -109,21 +111,22 @@ def reconcile(
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         began("read the end of the log")
-        inputs = prepare(data_dir, scratch, options.since, before.get("log", {}).get("sealed_position"))
-        as_of_ms = inputs.range.last_ms if options.as_of_ms is None else options.as_of_ms
-        _register(engine, inputs, as_of_ms, options.grace_ms, scratch)
-        report = scratch / "report"
-        report.mkdir()
-        for step in steps.load():
-            began(step.name.replace("_", " "))
-            if step.is_view:
-                engine.view(step.name, step.sql)
-            else:
-                engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
-        began("summarise")
-        summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
-        (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-        (report / PAGE_FILE).write_text(page.render(summary), encoding="utf-8")
+        with reading(segments.find(data_dir).parent / DIRECTORY):
+            inputs = prepare(data_dir, scratch, options.since, before.get("log", {}).get("sealed_position"))
+            as_of_ms = inputs.range.last_ms if options.as_of_ms is None else options.as_of_ms
+            _register(engine, inputs, as_of_ms, options.grace_ms, scratch)
+            report = scratch / "report"
+            report.mkdir()
+            for step in steps.load():
+                began(step.name.replace("_", " "))
+                if step.is_view:
+                    engine.view(step.name, step.sql)
+                else:
+                    engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
+            began("summarise")
+            summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
+            (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+            (report / PAGE_FILE).write_text(page.render(summary), encoding="utf-8")
         _replace(report, target, scratch)
         return summary
     finally:
