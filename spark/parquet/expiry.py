@@ -9,29 +9,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.spark.errors import TablesInvalid
-from penstock.spark.parquet.files import DIRECTORY, STOP_KEY, SUFFIX, TableFiles, locked, start_path
+from penstock.spark.parquet.compaction import complete
+from penstock.spark.parquet.files import DIRECTORY, STOP_KEY, SUFFIX, TableFiles, locked, start_path, without_readers
 from penstock.spark.parquet.schema import OPEN, START, TABLES
 
 
 def drop_before(data_dir: Path, before_ms: int, files: TableFiles | None = None) -> int:
-    """Delete the files of the oldest segments as long as all of their rows are older; return how many segments.
+    """Delete the files of the oldest segments as long as all of their rows are older; return how many files of each table.
 
     What was open where the tables begin then is in the last file of `open` that goes. It becomes a file of `start`, if that of
     the beginning before is known. A kill in between leaves a part of the files of one segment, which the next call deletes.
 
     Args:
         data_dir: of the node.
-        before_ms: in ms since 1970. A segment with a row of this time or later stays, and so do those after it.
+        before_ms: in ms since 1970. A file with a row of this time or later stays, and so do those after it.
         files: has the tables.
 
     Raises:
+        TablesInUse: another process reads the tables.
         TablesInvalid: a file is damaged, or another process writes the tables.
         OSError: a file can't be read or deleted.
     """
     files = files or TableFiles()
     directory = data_dir / DIRECTORY
     dropped = 0
-    with locked(directory):
+    with locked(directory), without_readers(directory):
+        complete(files, directory)
         for date in sorted({path.name for table in TABLES for path in (directory / table.name).glob("date=*")}):
             folders = [folder for table in TABLES if (folder := directory / table.name / date).is_dir()]
             for name in sorted({path.name for folder in folders for path in folder.glob(f"*{SUFFIX}")}):

@@ -256,7 +256,8 @@ SETTINGS = ParquetTable(
 OPEN = ParquetTable(
     "open",
     "What is open at the end of each segment, so that a query can begin there: one row per stage of a delivery without an end, "
-    "and per message that waits for its next delivery. The rows of a file are the state after its segment.",
+    "and per message that waits for its next delivery. The rows of a file are the state after its segment, or after "
+    "the last one of those whose files were joined.",
     (
         ParquetColumn("delivery_id", ColumnType.BIGINT, "As in `deliveries`."),
         ParquetColumn("key", ColumnType.BIGINT, "Key of the stage; of a `queued` message, that of its last one."),

@@ -44,6 +44,8 @@ def test_the_command_writes_lists_and_verifies(directory: Path, capsys: pytest.C
     assert re.fullmatch(r"Segment \d+ to \d+: \d+ messages, 0 deliveries, 1 ends, 0 damages, 0 settings, 0 open\.", second)
     assert main(["tables", "backfill"]) == 0
     assert capsys.readouterr().out == "penstock-data/tables has all sealed segments of the log.\n"
+    assert main(["tables", "compact"]) == 0
+    assert capsys.readouterr().out == "penstock-data/tables has no small files of a day that is over.\n"
     assert main(["tables", "list", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["table"] for row in rows] == [table.name for table in TABLES]

@@ -24,7 +24,7 @@ from penstock.node.tablewriting import RETRY_S, TableWriting
 from penstock.spark.parquet import state, writerchild
 from penstock.spark.parquet.catalog import table_files, verify_tables
 from penstock.spark.parquet.expiry import drop_before
-from penstock.spark.parquet.files import locked
+from penstock.spark.parquet.files import locked, reading
 from penstock.spark.parquet.reach import NOTHING, STATE_FILE, written_until
 from penstock.spark.parquet.writer import backfill
 from penstock.store.options import DAY_MS, HOUR_MS, KIB, MINUTE_MS
@@ -334,14 +334,15 @@ def child(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 Child = Callable[..., tuple[int, list[str]]]
 
 
-def log_of_days(data_dir: Path, days: int) -> list[int]:
-    """Write a log of a sealed segment for each day, and return where they begin and the last one ends."""
+def log_of_days(data_dir: Path, days: int, per_day: int = 1) -> list[int]:
+    """Write a log of sealed segments for each day, and return where they begin and the last one ends."""
     log = LogWriter(now_ms=DAY_MS)
     bases = [log.end]
     for _ in range(days):
-        log.message("a/1")
-        log.roll()
-        bases.append(log.end)
+        for _ in range(per_day):
+            log.message("a/1")
+            log.roll()
+            bases.append(log.end)
         log.now_ms += DAY_MS
     log.message("a/2")
     log.save(data_dir)
@@ -356,6 +357,18 @@ def test_the_child_writes_up_to_a_position_and_says_how_far_it_is(tmp_path: Path
     assert child(tmp_path, bases[3], 0) == (0, [str(bases[3])])
     assert written_until(tmp_path) == state.load_state(tmp_path / "tables").position == bases[3]
     assert STATE_FILE == state.FILE
+
+
+def test_the_child_joins_the_files_of_a_day_that_is_over_unless_they_are_read(tmp_path: Path, child: Child) -> None:
+    bases = log_of_days(tmp_path, 3, per_day=2)
+    assert child(tmp_path, bases[3], 0)[0] == 0
+    assert [file.base for file in table_files(tmp_path)["messages"]] == [0, bases[2]]
+    with reading(tmp_path / "tables"):
+        assert child(tmp_path, bases[5], 100 * DAY_MS) == (0, [str(bases[4]), str(bases[5]), str(bases[5])])
+    assert [file.base for file in table_files(tmp_path)["messages"]] == [0, *bases[2:5]]
+    assert child(tmp_path, bases[5], 0) == (0, [str(bases[5])])
+    assert [file.base for file in table_files(tmp_path)["messages"]] == [0, bases[2], bases[4]]
+    assert verify_tables(tmp_path).problems == []
 
 
 def test_the_child_of_a_node_that_was_killed_makes_the_next_one_wait(tmp_path: Path, child: Child) -> None:

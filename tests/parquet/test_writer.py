@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from penstock.spark.errors import LogMissing, TablesInvalid
 from penstock.spark.parquet.catalog import table_files, table_sizes, verify_tables
 from penstock.spark.parquet.chains import FAR, STAGE_DTYPE, UNKNOWN, ClockMove, chained
-from penstock.spark.parquet.files import TableFiles, locked
+from penstock.spark.parquet.files import locked
 from penstock.spark.parquet.schema import TABLES
 from penstock.spark.parquet.state import extended, is_within, load_state
 from penstock.spark.parquet.writer import backfill
@@ -26,6 +26,7 @@ from penstock.store.errors import RecordCorrupt
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import COPY_FIXED, STEP_FIXED, Kind, encode
 from tests.depth import DEPTH
+from tests.parquet.killedfiles import Killed, KilledFiles
 from tests.spark.log_writer import LogWriter
 
 GROUP = "pumps"
@@ -56,56 +57,6 @@ def contents(data_dir: Path) -> dict[str, Any]:
 
 def column(data_dir: Path, table: str, name: str) -> list[Any]:
     return [value for each in table_files(data_dir)[table] for value in pq.ParquetFile(each.path).read()[name].to_pylist()]
-
-
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
-class KilledFiles(TableFiles):
-    """Ends the writer at one operation, before or after it has its effect."""
-
-    def __init__(self, at: int, *, is_done: bool) -> None:
-        self.left = at
-        self._is_done = is_done
-
-    def _count(self) -> bool:
-        """Return whether the operation is the one at which the writer ends."""
-        self.left -= 1
-        return self.left < 0
-
-    def create(self, path: Path) -> IO[bytes]:
-        ends = self._count()
-        if ends and not self._is_done:
-            raise Killed
-        file = super().create(path)
-        if ends:
-            file.write(b"PAR1")
-            file.close()
-            raise Killed
-        return file
-
-    def sync(self, file: IO[bytes]) -> None:
-        if self._count():
-            raise Killed
-        super().sync(file)
-
-    def rename(self, old: Path, new: Path) -> None:
-        ends = self._count()
-        if not ends or self._is_done:
-            super().rename(old, new)
-        if ends:
-            raise Killed
-
-    def sync_directory(self, path: Path) -> None:
-        if self._count():
-            raise Killed
-        super().sync_directory(path)
-
-    def remove(self, path: Path) -> None:
-        if self._count():
-            raise Killed
-        super().remove(path)
 
 
 KILL_EVERY = 11 if DEPTH == 1 else 1

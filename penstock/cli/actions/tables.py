@@ -1,4 +1,4 @@
-"""`penstock tables`: writes, lists and verifies the Parquet tables of a log."""
+"""`penstock tables`: writes, compacts, lists and verifies the Parquet tables of a log."""
 
 from __future__ import annotations
 
@@ -35,6 +35,26 @@ def backfill_tables(data_dir: Path, *, as_json: bool) -> None:
                 print_line(f"What was open at position {segment.base} is unknown: {segment.unknown}.")
     if not as_json and not count:
         print_line(f"{data_dir / DIRECTORY} has all sealed segments of the log.")
+
+
+def compact_tables(data_dir: Path, *, as_json: bool) -> None:
+    """Join the small files of days that are over, and print a line for the segments that share files then.
+
+    Raises:
+        TablesInvalid: a file is damaged, or another process reads or writes the tables.
+        OSError: a file can't be written.
+    """
+    from penstock.spark.parquet.compaction import compact
+
+    count = 0
+    for merged in compact(data_dir):
+        count += 1
+        if as_json:
+            print_row(merged._asdict(), as_json=True)
+        else:
+            print_line(f"{merged.base} to {merged.stop}: the files of {merged.segments} segments became one of each table.")
+    if not as_json and not count:
+        print_line(f"{data_dir / DIRECTORY} has no small files of a day that is over.")
 
 
 def list_tables(data_dir: Path, *, as_json: bool) -> None:

@@ -20,6 +20,11 @@ def add_to(commands: Commands) -> None:
     backfill.add_argument("--json", action="store_true", help="Print one JSON object per segment.")
     backfill.set_defaults(run=_backfill)
 
+    compact = add_command(actions, "compact", "Join the small files of days that are over, as the node does once a day.")
+    add_data_dir(compact)
+    compact.add_argument("--json", action="store_true", help="Print one JSON object per file of each table.")
+    compact.set_defaults(run=_compact)
+
     listing = add_command(actions, "list", "Print the tables with their files, rows, bytes and positions.")
     add_data_dir(listing)
     add_json(listing)
@@ -39,6 +44,15 @@ def _backfill(options: argparse.Namespace) -> int:
     from penstock.cli.actions.tables import backfill_tables
 
     backfill_tables(options.data_dir, as_json=options.json)
+    return 0
+
+
+def _compact(options: argparse.Namespace) -> int:
+    if not _is_installed():
+        return EXIT_USAGE
+    from penstock.cli.actions.tables import compact_tables
+
+    compact_tables(options.data_dir, as_json=options.json)
     return 0
 
 
