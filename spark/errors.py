@@ -35,8 +35,13 @@ class TablesLocked(TablesInvalid):
     """Raised when another process writes the Parquet tables."""
 
 
-
-
-
 class TablesInUse(TablesInvalid):
     """Raised when files of the Parquet tables can't be replaced or deleted, because another process reads them."""
+
+
+class RecordsLost(ReconcileError):
+    """Raised when a stream can't go on, because the log does not have its next records any more."""
+
+
+class MessageUnknown(ReconcileError):
+    """Raised when neither the tables nor the log have a message: the message says which positions they have."""

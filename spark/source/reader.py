@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.spark import segments
+from penstock.spark.parquet.files import DIRECTORY, reading
 from penstock.spark.parquet.rows import message_records, origins, read_segment
 from penstock.spark.parquet.schema import MESSAGES, RECORDS, ParquetTable
 from penstock.spark.parquet.seals import state_before
@@ -202,7 +203,9 @@ class LogReader(DataSourceReader):
     def _resolved(self, partition: LogRangePartition) -> Iterator[Any]:
         """Yield the rows of a table whose rows depend on what was open before."""
         schema = rows.arrow_schema(self._options.table, self._names)
-        state = state_before(Path(partition.data_dir), partition.start, partition.segments[0].base)
+        data_dir = Path(partition.data_dir)
+        with reading(data_dir / DIRECTORY):
+            state = state_before(data_dir, partition.start, partition.segments[0].base)
         for segment in partition.segments:
             if segment.base < state.position:
                 continue

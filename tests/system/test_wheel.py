@@ -1,4 +1,4 @@
-"""The wheel holds `penstock/` and `pyspark_penstock.py`, and works beside a project that has packages named like Penstock's folders."""
+"""The wheel holds `penstock/` and `pyspark_penstock.py`, and works beside a project with packages named like our folders."""
 
 from __future__ import annotations
 
