@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.java import java_version
+from penstock.spark.javaoutput import without_warnings
 
 DRIVER_MEMORY = "2g"
 """Heap of the driver. On a local master all tasks share this heap, and with Spark's default of 1 GiB the shuffle of a few
@@ -63,7 +64,7 @@ def open_session(master: str = "local[*]", app_name: str = "penstock", *, is_bri
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    with _importable():
+    with _importable(), without_warnings():
         builder = SparkSession.builder.master(master).appName(app_name)
         for name, value in _settings(local, is_brief=is_brief).items():
             builder = builder.config(name, value)

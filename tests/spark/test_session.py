@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
-from penstock.spark import java, session
+from penstock.spark import java, javaoutput, session
 from penstock.spark.errors import JavaMissing
 
 
@@ -56,6 +59,20 @@ def test_another_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match=complaint):
         java.java_version()
+
+
+def test_warnings_that_java_has_about_itself_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    says = (
+        "WARNING: Using incubator modules: jdk.incubator.vector\nWARNING: sun.misc.Unsafe::x has been called by y\n"
+        "WARNING: the disk is full\nError: no memory\nWARNING: A restricted method in java.lang.System is called\n[Stage 0:>"
+    )
+    with javaoutput.without_warnings():
+        process = subprocess.Popen([sys.executable, "-c", f"import sys; sys.stderr.write({says!r})"])
+    process.wait()
+    for thread in threading.enumerate():
+        if thread.name == "penstock-java-output":
+            thread.join()
+    assert capfd.readouterr().err == "WARNING: the disk is full\nError: no memory\n[Stage 0:>"
 
 
 def test_the_zip_for_executors_holds_what_a_worker_imports(tmp_path: Path) -> None:
