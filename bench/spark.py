@@ -1,4 +1,5 @@
-"""`python -m bench spark`: the tables and their reconciliation, beside a plain outer join of the same Parquet files.
+"""`python -m bench spark`: the tables and their reconciliation, beside a plain outer join of the same Parquet files; and what
+Spark reads, follows and publishes (`bench.sparkreads`).
 
 The log is synthetic (`bench.sparkload`), and every report is compared with what is in it. Each job runs in a process of its
 own. Its time and its processor time begin when the session is open and Spark has run a first query. A plain join unites
@@ -24,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import sparkreads
 from bench.peers import processor_s
 from bench.sparkload import START_MS, Expected, write_log
 
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, help="for the log and the tables, on a disk with room (temporary)")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each job; the table has medians (%(default)s)")
     parser.add_argument("--engines", default="spark,duckdb,polars", help="separated by commas (%(default)s)")
+    parser.add_argument("--only", choices=("reconcile", "reads"), help="leave out the other part")
     parser.add_argument("--base", type=Path, help="a checkout of another version, with its .venv")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -72,6 +75,15 @@ def _measure(directory: Path, options: argparse.Namespace) -> list[dict[str, Any
     whole, day = directory / "log", directory / "day"
     expected = write_log(whole, options.deliveries, days=DAYS)
     rows = [_backfill(whole)]
+    if options.only != "reads":
+        rows += _reconciliation(whole, day, expected, options)
+    if options.only != "reconcile":
+        rows += _run_job("reads", "", whole, options.runs)
+    return rows
+
+
+def _reconciliation(whole: Path, day: Path, expected: Expected, options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
     for engine in options.engines.split(","):
         found = _run_job(engine, "reconcile,join", whole, options.runs)
         for job, figures in found.items():
@@ -118,7 +130,8 @@ def _last_day(whole: Path, day: Path) -> None:
     list(backfill(day))
 
 
-def _run_job(engine: str, jobs: str, data_dir: Path, runs: int) -> dict[str, dict[str, Any]]:
+def _run_job(engine: str, jobs: str, data_dir: Path, runs: int) -> Any:
+    """Run a job in a process of its own; return its figures."""
     command = [
         sys.executable,
         "-m",
@@ -132,8 +145,7 @@ def _run_job(engine: str, jobs: str, data_dir: Path, runs: int) -> dict[str, dic
         f"{engine},{jobs}",
     ]
     ended = subprocess.run([str(each) for each in command], stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def _run_base(tree: Path, data_dir: Path) -> dict[str, Any]:
@@ -168,8 +180,10 @@ def _check(path: Path, expected: Expected) -> None:
 # --- a job, in its process --------------------------------------------------------------------------------------------
 
 
-def _job(engine: str, *jobs_and_more: Any) -> dict[str, dict[str, Any]]:
+def _job(engine: str, *jobs_and_more: Any) -> Any:
     *jobs, data_dir, runs = jobs_and_more
+    if engine == "reads":
+        return sparkreads.measure(data_dir, runs)
     run = {"spark": _spark, "duckdb": _duckdb, "polars": _polars}[engine](data_dir, jobs)
     samples: dict[str, list[tuple[float, float]]] = {job: [] for job in run}
     for _ in range(runs):

@@ -14,8 +14,8 @@ _WARNING = re.compile(
     rb"WARNING: (Using incubator modules: |A (terminally deprecated|restricted) method in |.* has been called by |"
     rb"Use --enable-native-access|.* will be (blocked|removed) in a future release|Please consider reporting this to )"
 )
-"""Java warns of the modules that Spark has chosen, and of what Spark's libraries call. Nobody but Spark can do anything about it,
-and Java has no option against it."""
+"""Java warns of the modules that Spark has chosen, and of what Spark's libraries call. Only Spark can change that, and Java has no
+option against it."""
 
 
 @contextmanager
