@@ -14,7 +14,7 @@ _WARNING = re.compile(
     rb"WARNING: (Using incubator modules: |A (terminally deprecated|restricted) method in |.* has been called by |"
     rb"Use --enable-native-access|.* will be (blocked|removed) in a future release|Please consider reporting this to )"
 )
-"""Java warns of the modules that Spark has chosen, and of what Spark's libraries call. Only Spark can change that, and Java has no
+"""Java warns of modules that Spark has chosen, and of what its libraries call. Only Spark can change that, and Java has no
 option against it."""
 
 

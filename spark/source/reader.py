@@ -68,6 +68,13 @@ def pieces(listed: list[LogSegment], start: int, stop: int, piece_bytes: int) ->
                 yield LogPartition(segment.path, segment.base, begin, end)
 
 
+def piece_size(listed: list[LogSegment], start: int, stop: int) -> int:
+    """Return how many bytes a task is to read of a range: whole segments where they are many, because all records of a segment
+    have to be visited to split it."""
+    count = sum(segment.base < stop and segment.stop > start for segment in listed)
+    return PARTITION_BYTES if count < SEGMENTS_MANY else FAR
+
+
 @dataclass(frozen=True, slots=True)
 class RowReader:
     """Reads the rows of `messages` and `records` in a piece of the log."""
@@ -177,10 +184,9 @@ class LogReader(DataSourceReader):
         if self._options.table.name == MESSAGES.name:
             self._origins = (first, listed[0].base)
         if self._origins[0] < self._origins[1]:
-            return [*pieces(listed, start, stop, PARTITION_BYTES)]
-        # To split a segment, all of its records are visited. That is not needed where there are many.
-        piece_bytes = PARTITION_BYTES if len(listed) < SEGMENTS_MANY else FAR
-        found = pieces(list(self._in_time(listed)), start, stop, piece_bytes)
+            return [*pieces(listed, start, stop, piece_size(listed, start, stop))]
+        listed = list(self._in_time(listed))
+        found = pieces(listed, start, stop, piece_size(listed, start, stop))
         return [each for each in found if each.stop > wanted.position_min and each.start <= wanted.position_max]
 
     def _in_time(self, listed: list[LogSegment]) -> Iterator[LogSegment]:

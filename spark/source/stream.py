@@ -14,7 +14,7 @@ from penstock.spark.errors import LogMissing, RecordsLost
 from penstock.spark.source.filters import RecordFilter
 from penstock.spark.source.options import FAR, StreamOptions
 from penstock.spark.source.places import position_of
-from penstock.spark.source.reader import PARTITION_BYTES, LogPartition, RowReader, pieces
+from penstock.spark.source.reader import LogPartition, RowReader, piece_size, pieces
 
 PIECE_BYTES_MIN = 256 * 1024
 """A smaller batch is not split for `minPartitions`: its tasks would do nothing but start."""
@@ -112,9 +112,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _cut(self, position: int, end: int, room: int) -> list[LogPartition]:
         """Return pieces of the log from a position on: as many as fit into `room`, but at least one."""
-        piece_bytes = min(PARTITION_BYTES, max(room // self._options.partitions_min, PIECE_BYTES_MIN), room)
+        listed = segments.survey_until(self._options.path, end)
+        per_task = max(room // self._options.partitions_min, PIECE_BYTES_MIN)
+        piece_bytes = min(per_task, room, piece_size(listed, position, position + room))
         chosen: list[LogPartition] = []
-        for piece in pieces(segments.survey_until(self._options.path, end), position, end, piece_bytes):
+        for piece in pieces(listed, position, end, piece_bytes):
             if chosen and piece.stop - position > room:
                 break
             chosen.append(piece)
