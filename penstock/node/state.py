@@ -8,6 +8,7 @@ from penstock.gateway.gateway import Gateway
 from penstock.node.clockcontrol import clock_of
 from penstock.node.quotas import quotas_of
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.transactions import Transactions
 from penstock.store.recovery import Recovery
 from penstock.store.store import Store
@@ -28,6 +29,7 @@ def state_of(
             "start": store.log.start,
             "expires_before": store.retention.expires_before,
             "end": store.log.written,
+            "appended": store.log.end,
             "durable": store.durable_position,
             "torn_bytes_at_start": recovery.torn_bytes,
             "replayed_at_start": recovery.replayed,
@@ -55,15 +57,23 @@ def state_of(
             "timers": delayed.in_memory,
         },
         "pop": {name: value for name in pop.counters.__slots__ if isinstance(value := getattr(pop.counters, name), int)},
-        "groups": [
-            {
-                "group": group.name,
-                "filter": group.filter,
-                "visible": group.count_visible(),
-                "retries": group.count_retries(),
-                "in_flight": group.in_flight,
-                "waiting": len(group.polls),
-            }
-            for group in pop.groups
-        ],
+        "groups": [_group(group) for group in pop.groups],
+    }
+
+
+def _group(group: ConsumerGroup) -> dict[str, Any]:
+    returned_min, returned_max = group.count_returned()
+    return {
+        "id": group.id,
+        "group": group.name,
+        "filter": group.filter,
+        "visible": group.count_visible(),
+        "retries": group.count_retries(),
+        "returned_min": returned_min,
+        "returned_max": returned_max,
+        "in_flight": group.in_flight,
+        "delayed": group.delayed,
+        "parked": group.order.parked if group.order is not None else 0,
+        "dead": group.dead_letter_count,
+        "waiting": len(group.polls),
     }

@@ -199,6 +199,18 @@ class ConsumerGroup:
         """Return the number of visible messages that were handed out before."""
         return self.retry.count_from(self.retry_cursor)
 
+    def count_returned(self) -> tuple[int, int]:
+        """Return how many messages came back and wait for their next delivery: the least and the greatest number possible.
+
+        Both are equal in most groups. In a FIFO group, a parked message without a counted attempt may be new, or may have been
+        suspended. Redriven dead letters wait in the same places, and did not come back from a delivery.
+        """
+        queued = self.count_retries() + self.retry.next_offset - self.retry.committed_offset
+        counted = self.order.parked_again if self.order is not None else 0
+        most = queued + (self.order.parked if self.order is not None else 0)
+        least = 0 if most and self.redriven else queued + counted
+        return least, most
+
     @property
     def is_quiet(self) -> bool:
         """True if no message is in flight, waits in the retry queue, or is parked."""

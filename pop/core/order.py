@@ -84,6 +84,11 @@ class FifoOrder:
         return len(self._parked)
 
     @property
+    def parked_again(self) -> int:
+        """Number of parked messages that are known to have returned. One that was suspended may not be among them."""
+        return sum(parked.attempts > 0 or parked.level > 0 for parked in self._parked.values())
+
+    @property
     def locked(self) -> int:
         """Number of messages that lock their key."""
         return len(self._locked)

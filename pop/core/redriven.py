@@ -47,6 +47,10 @@ class RedrivenMessages:
             return found
         return self._has_rows() and self._index.get(_KEY.pack(KeySpace.REDRIVEN, self._group_id, position)) is not None
 
+    def __bool__(self) -> bool:
+        """Return whether there may be any."""
+        return any(self._changed.values()) or self._has_rows()
+
     def _has_rows(self) -> bool:
         """Return whether there may be rows. Most groups have none, and then a message that has expired costs no lookup."""
         if self._may_have_rows is None:
