@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from penstock.spark.parquet.files import DIRECTORY, reading
 from penstock.spark.reconciliation import page, steps
 from penstock.spark.reconciliation.engines import Engine, Row
 from penstock.spark.reconciliation.inputs import Inputs, prepare
+from penstock.spark.reconciliation.scratch import scratch_beside
 from penstock.spark.reconciliation.summary import (
     REPORT,
     SCHEMA_VERSION,
@@ -87,7 +86,7 @@ def reconcile(
     """Reconcile the log of a node, which may be running, up to its end at the time of the call.
 
     A report is never there in part: it is made beside `out`, and takes the place of an earlier one in the end. A run that was
-    killed leaves a hidden directory beside `out`.
+    killed leaves a hidden directory beside `out`, which the next run removes.
 
     Args:
         engine: what runs the SQL. It is not closed.
@@ -107,9 +106,7 @@ def reconcile(
     options = options or ReconcileOptions()
     target = Path(out).absolute()
     before = _earlier_report(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with scratch_beside(target) as scratch:
         began("read the end of the log")
         with reading(segments.find(data_dir).parent / DIRECTORY):
             inputs = prepare(data_dir, scratch, options.since, before.get("log", {}).get("sealed_position"))
@@ -129,8 +126,6 @@ def reconcile(
             (report / PAGE_FILE).write_text(page.render(summary), encoding="utf-8")
         _replace(report, target, scratch)
         return summary
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _register(engine: Engine, inputs: Inputs, as_of_ms: int, grace_ms: int, scratch: Path) -> None:

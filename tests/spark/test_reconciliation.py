@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +44,7 @@ from tests.pop.wiring import Parts
 from tests.spark.log_writer import LogWriter
 from tests.spark.logs import every_outcome, random_log
 from tests.spark.model import Model
+from tests.system.processes import ROOT
 
 GRACE_MS = 60_000
 
@@ -411,6 +414,33 @@ def test_a_run_that_fails_leaves_the_report_before(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
     assert len(rows_of(tmp_path / "out" / "outcomes")) == 13
     assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")], "what was half made is gone"
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from penstock.spark.reconciliation.scratch import scratch_beside
+
+with scratch_beside(Path(sys.argv[1])) as scratch:
+    print(scratch, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_run_leaves_is_removed_by_the_next_one(tmp_path: Path, found: Reconcile) -> None:
+    every_outcome().save(tmp_path)
+    own = tmp_path / ".out.settings"
+    own.mkdir()
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        scratch = Path(other.stdout.readline().strip())
+        found()
+        assert scratch.is_dir(), "the other run goes on"
+        other.kill()
+    found()
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == [own.name]
+    assert (tmp_path / "out" / "summary.json").exists()
 
 
 class Recorder:
