@@ -17,7 +17,8 @@ ALLOWED: dict[str, set[str]] = {
     "cluster": {"store"},
     "pop": {"store", "timer", "access", "tracing", "install"},
     "gateway": {"store", "timer", "access", "tracing", "pop"},
-    # The formats of records, of the sync mark and of snapshots, and nothing else, so that a Spark worker needs no broker.
+    # The formats of records, of the sync mark and of snapshots, and the rules of topic filters, so that a Spark worker needs no
+    # broker.
     "spark": {
         "store.record",
         "store.bodies",

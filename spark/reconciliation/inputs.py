@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from penstock.spark import segments
 from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.parquet.files import DIRECTORY, SUFFIX, SegmentFiles, TransientFiles, segment_files
-from penstock.spark.parquet.schema import DAMAGES, OPEN, TABLES, ParquetTable, Stage
+from penstock.spark.parquet.schema import DAMAGES, MESSAGES, OPEN, TABLES, ParquetTable, Stage
 from penstock.spark.parquet.writer import arrow_schema, follow
+from penstock.spark.segments import LogSurvey
 
 LAST = "last"
 
@@ -54,17 +55,19 @@ class Inputs(NamedTuple):
 
     range: LogRange
     tables: list[InputTable]
+    messages: list[Path]
+    """All files of the table `messages`, also of segments before `LogRange.begin`. At least one."""
     damages: list[dict[str, Any]]
     """The rows of the table `damages`."""
     known: frozenset[int]
     """Positions after missing records at which a snapshot says what was open."""
 
 
-def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sealed_before: int | None = None) -> Inputs:
+def prepare(log: LogSurvey, scratch: Path, since: str | int | None = None, sealed_before: int | None = None) -> Inputs:
     """Choose the files of the tables, and write what they lack to `scratch`. The caller must hold `files.reading`.
 
     Args:
-        path: the data directory of a node, or its folder `commitlog`. The node may be running.
+        log: the extent of the log, up to which records are read. The node may be running.
         scratch: an empty directory.
         since: where to begin: a position, a date as YYYY-MM-DD, or "last", which is `sealed_before`. The reading begins at the
             last seal that is not after it, or where the file begins that has it among others. None is the beginning of the
@@ -72,12 +75,11 @@ def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sea
         sealed_before: `LogRange.sealed` of the run before.
 
     Raises:
-        LogMissing: the directory holds no log, or retention has removed a segment meanwhile.
+        LogMissing: retention has removed a segment meanwhile.
         LogCorrupt, RecordCorrupt: the log is damaged.
         TablesInvalid: the tables are damaged, or of another log.
         ReadOptionInvalid: `since` is not one of these, or there is no run before.
     """
-    log = segments.survey(path)
     data_dir = log.directory.parent
     tables, tail = data_dir / DIRECTORY, scratch / "tail"
     written = follow(data_dir, tail, log, TransientFiles())
@@ -101,7 +103,8 @@ def prepare(path: str | Path, scratch: Path, since: str | int | None = None, sea
     before += _begun_in_gaps(restarts, before[0], begin, damages, scratch)
     first_ms = _first_ms(log, begin)
     found = LogRange(start, begin, log.end, log.segments[-1].base, first_ms, log.last_ms, log.torn)
-    return Inputs(found, named, damages, known)
+    messages = [each.path(MESSAGES.name) for each in parts] or [empty[MESSAGES.name]]
+    return Inputs(found, named, messages, damages, known)
 
 
 def _open_before(parts: list[SegmentFiles], at: int) -> Path | None:
@@ -158,7 +161,7 @@ def _date(text: str) -> str:
     return date.fromisoformat(text).isoformat()
 
 
-def _first_ms(log: segments.LogSurvey, begin: int) -> int:
+def _first_ms(log: LogSurvey, begin: int) -> int:
     return next((segments.first_ms(each) or log.first_ms for each in log.segments if each.base == begin), log.first_ms)
 
 

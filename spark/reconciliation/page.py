@@ -8,6 +8,7 @@ from importlib.resources import files
 from penstock.spark.reconciliation import plots, verdict
 from penstock.spark.reconciliation.markup import Markup, element, join, name
 from penstock.spark.reconciliation.plots import duration, moment, word
+from penstock.spark.reconciliation.selection import filter_words
 from penstock.spark.reconciliation.summary import (
     FINDINGS,
     MEANINGS,
@@ -62,6 +63,8 @@ def _facts(summary: Summary) -> Markup:
         "As of": f"{moment(summary['as_of_ms'], '%Y-%m-%d %H:%M:%S')} UTC, with {duration(summary['grace_ms'])} of grace",
         "Engine": _ENGINES.get(summary["engine"], summary["engine"]),
     }
+    if summary["filter"] is not None:
+        facts["Filter"] = join(filter_words(summary["filter"]))
     shown = (element("div", element("dt", key), element("dd", value)) for key, value in facts.items())
     return element("dl", *shown, class_="facts")
 

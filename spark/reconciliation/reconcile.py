@@ -19,6 +19,7 @@ from penstock.spark.reconciliation import page, steps
 from penstock.spark.reconciliation.engines import Engine, Row
 from penstock.spark.reconciliation.inputs import Inputs, prepare
 from penstock.spark.reconciliation.scratch import scratch_beside
+from penstock.spark.reconciliation.selection import register_narrowed, report_filter
 from penstock.spark.reconciliation.summary import (
     REPORT,
     SCHEMA_VERSION,
@@ -34,6 +35,8 @@ from penstock.spark.reconciliation.summary import (
     totals,
 )
 from penstock.spark.reconciliation.tables import PARAMETERS
+from penstock.store.errors import TopicInvalid
+from penstock.store.topics import check_filter
 
 GRACE_MS = 60_000
 """How long a delivery may stay without an end after deadline and back-off. Covers the timer's tick and bursts of revivals."""
@@ -65,15 +68,24 @@ class ReconcileOptions:
             at least 0.
         since: where to begin: a position, a date as YYYY-MM-DD, or "last", the last seal that the report before in the same
             directory has read. What was open there is known. None is the beginning of the tables, or of the log.
+        groups: names of groups. The report has only their deliveries; empty for those of all groups.
+        topics: MQTT topic filters. The report has only deliveries of messages whose topic matches one of them; empty for all.
     """
 
     as_of_ms: int | None = None
     grace_ms: int = GRACE_MS
     since: str | int | None = None
+    groups: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.grace_ms < 0 or (self.as_of_ms is not None and self.as_of_ms < 0):
             raise ReadOptionInvalid(f"grace_ms is {self.grace_ms} and as_of_ms is {self.as_of_ms}: neither may be negative.")
+        for topic_filter in self.topics:
+            try:
+                check_filter(topic_filter)
+            except TopicInvalid as error:
+                raise ReadOptionInvalid(f"A topic of the reconciliation is not valid: {error}.") from error
 
 
 def reconcile(
@@ -97,7 +109,7 @@ def reconcile(
         began: called with the name of each step when it begins.
 
     Raises:
-        ReadOptionInvalid: an option is invalid.
+        ReadOptionInvalid: an option is invalid, or the log has no group of a name.
         ReportDirInUse: `out` has files, and they aren't an earlier report.
         LogMissing: the directory holds no log.
         LogCorrupt, RecordCorrupt: the log is damaged. The message names segment and position.
@@ -106,31 +118,33 @@ def reconcile(
     options = options or ReconcileOptions()
     target = Path(out).absolute()
     before = _earlier_report(target)
-    with scratch_beside(target) as scratch:
+    with scratch_beside(target) as scratch, reading(segments.find(data_dir).parent / DIRECTORY):
         began("read the end of the log")
-        with reading(segments.find(data_dir).parent / DIRECTORY):
-            inputs = prepare(data_dir, scratch, options.since, before.get("log", {}).get("sealed_position"))
-            as_of_ms = inputs.range.last_ms if options.as_of_ms is None else options.as_of_ms
-            _register(engine, inputs, as_of_ms, options.grace_ms, scratch)
-            report = scratch / "report"
-            report.mkdir()
-            for step in steps.load():
-                began(step.name.replace("_", " "))
-                if step.is_view:
-                    engine.view(step.name, step.sql)
-                else:
-                    engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
-            began("summarise")
-            summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
-            (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-            (report / PAGE_FILE).write_text(page.render(summary), encoding="utf-8")
+        inputs = prepare(segments.survey(data_dir), scratch, options.since, before.get("log", {}).get("sealed_position"))
+        as_of_ms = inputs.range.last_ms if options.as_of_ms is None else options.as_of_ms
+        _register(engine, inputs, as_of_ms, options, scratch)
+        report = scratch / "report"
+        report.mkdir()
+        for step in steps.load():
+            began(step.name.replace("_", " "))
+            if step.is_view:
+                engine.view(step.name, step.sql)
+            else:
+                engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
+        began("summarise")
+        summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
+        (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        (report / PAGE_FILE).write_text(page.render(summary), encoding="utf-8")
         _replace(report, target, scratch)
         return summary
 
 
-def _register(engine: Engine, inputs: Inputs, as_of_ms: int, grace_ms: int, scratch: Path) -> None:
-    for each in inputs.tables:
-        engine.register(each.table, each.name, each.files)
+def _register(engine: Engine, inputs: Inputs, as_of_ms: int, options: ReconcileOptions, scratch: Path) -> None:
+    if options.groups or options.topics:
+        register_narrowed(engine, inputs, options.groups, options.topics, scratch)
+    else:
+        for each in inputs.tables:
+            engine.register(each.table, each.name, each.files)
     # Where a snapshot says what is open, nothing else is open that began before.
     known_at = max(inputs.known, default=-1)
     damages = [row["until_position"] for row in inputs.damages if row["at_ms"] <= as_of_ms]
@@ -138,7 +152,7 @@ def _register(engine: Engine, inputs: Inputs, as_of_ms: int, grace_ms: int, scra
         "begin_position": inputs.range.begin,
         "damaged_until": max((position for position in damages if position > known_at), default=-1),
         "as_of_ms": as_of_ms,
-        "grace_ms": grace_ms,
+        "grace_ms": options.grace_ms,
     }
     path = scratch / "parameters.parquet"
     pq.write_table(pa.table({column.name: pa.array([values[column.name]]) for column in PARAMETERS.columns}), path)
@@ -171,6 +185,8 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
     )
     found = totals(groups, strays)
     unknown = found["outcomes"][Outcome.UNKNOWN] + found["message_outcomes"][Outcome.UNKNOWN]
+    narrowed = report_filter(engine, options.groups, options.topics) if options.groups or options.topics else None
+    unknown += narrowed["unread"] if narrowed is not None else 0
     return Summary(
         report=REPORT,
         schema_version=SCHEMA_VERSION,
@@ -189,6 +205,7 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
         ),
         as_of_ms=as_of_ms,
         grace_ms=options.grace_ms,
+        filter=narrowed,
         totals=found,
         groups=groups,
         hours=hours(by_hour),

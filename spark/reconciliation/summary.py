@@ -198,6 +198,17 @@ class Example(TypedDict):
     ended_ms: int | None
 
 
+class ReportFilter(TypedDict):
+    """What a report was narrowed to."""
+
+    groups: list[str]
+    """Names of groups; empty for all."""
+    topics: list[str]
+    """Topic filters; empty for all topics."""
+    unread: int
+    """Deliveries that are left out because their message was not read, so that nobody knows whether its topic matches."""
+
+
 class Summary(TypedDict):
     """The content of `summary.json`."""
 
@@ -208,11 +219,12 @@ class Summary(TypedDict):
     ok: bool
     """Whether nothing is wrong: no delivery has an outcome of `FINDINGS`, and no end is an orphan."""
     complete: bool
-    """Whether all outcomes are known."""
+    """Whether all outcomes are known, and the topics of all deliveries where the report has a filter by topic."""
     data_dir: str
     log: LogPart
     as_of_ms: int
     grace_ms: int
+    filter: ReportFilter | None
     totals: Totals
     groups: list[GroupSection]
     hours: list[Hour]

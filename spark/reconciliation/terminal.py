@@ -9,7 +9,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.spark.reconciliation.summary import FINDINGS, OF_DELIVERIES, OF_MESSAGES, Example, GroupSection, Outcome, Summary
+from penstock.spark.reconciliation.selection import filter_words
+from penstock.spark.reconciliation.summary import (
+    FINDINGS,
+    OF_DELIVERIES,
+    OF_MESSAGES,
+    Example,
+    GroupSection,
+    Outcome,
+    Summary,
+)
 
 _TITLES = {
     Outcome.ACKED_LATE: "late",
@@ -34,6 +43,8 @@ def show(summary: Summary, console: Console | None = None) -> None:
         f"stored from {_time(log['first_ms'])} to {_time(log['last_ms'])}. Outcomes as of {_time(summary['as_of_ms'])}, "
         f"with {summary['grace_ms']:,} ms of grace, by {_ENGINES[summary['engine']]}.",
     )
+    if summary["filter"] is not None:
+        _print(console, f"{filter_words(summary['filter'])}.")
     if log["torn_tail"]:
         _print(console, "The last record is incomplete and is not part of this report.")
     for damage in summary["damages"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from penstock.spark.reconciliation.summary import Outcome
@@ -43,6 +43,7 @@ class _Stage(NamedTuple):
 
 
 class _End(NamedTuple):
+    group_id: int
     at_ms: int
     kind: Kind
     flags: int
@@ -51,6 +52,10 @@ class _End(NamedTuple):
 class Model:
     """What a reconciliation of records must find. It knows no back-offs, no steps of the clock, and no damage.
 
+    Parameters:
+        groups: ids of the groups that the report has; None for all.
+        has_topic: whether the report has messages of a topic; None for all topics. Orphans have no topic.
+
     Attributes:
         outcomes: outcome of each key that a report has, waits of returned messages included.
         waits: those of these keys that are waits.
@@ -58,15 +63,33 @@ class Model:
         latencies: times from pop to acknowledgement by group.
     """
 
-    def __init__(self, records: Iterable[Record], *, as_of_ms: int, grace_ms: int) -> None:
+    def __init__(
+        self,
+        records: Iterable[Record],
+        *,
+        as_of_ms: int,
+        grace_ms: int,
+        groups: set[int] | None = None,
+        has_topic: Callable[[str], bool] | None = None,
+    ) -> None:
         self._stages: dict[int, _Stage] = {}
         self._ends: defaultdict[int, list[_End]] = defaultdict(list)
         self._voids: dict[int, int] = {}
+        topics: dict[int, str] = {}
         for each in records:
+            if each.kind == Kind.MESSAGE:
+                topics[each.position] = each.topic.decode()
             if each.kind in SETTLING:
                 self._end(each)
             if each.kind in (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED):
                 self._begin(each)
+        orphans = [end for key, ends in self._ends.items() if key not in self._stages for end in ends]
+        if groups is not None:
+            self._stages = {key: stage for key, stage in self._stages.items() if stage.group_id in groups}
+            orphans = [end for end in orphans if end.group_id in groups]
+        if has_topic is not None:
+            self._stages = {key: stage for key, stage in self._stages.items() if has_topic(topics[stage.message])}
+            orphans = []
         self.outcomes: dict[int, Outcome] = {}
         self.waits: set[int] = set()
         self.messages: dict[tuple[int, int], Outcome] = {}
@@ -76,18 +99,19 @@ class Model:
         for key in self._stages:
             self._judge(key, as_of_ms, grace_ms)
         self._judge_messages()
-        self.orphans = sum(len(ends) for key, ends in self._ends.items() if key not in self._stages)
+        self.orphans = len(orphans)
 
     def group_of(self, key: int) -> int:
         """Return the group of a delivery."""
         return self._stages[key].group_id
 
     def _end(self, each: Record) -> None:
+        group_id, _, _ = POP_FIXED.unpack(each.fixed)
         if each.kind == Kind.GROUP_OFFSET_RESET:
-            self._voids[POP_FIXED.unpack(each.fixed)[0]] = each.position
+            self._voids[group_id] = each.position
         layout = CHANGE_ENTRY if each.kind == Kind.POP_INVISIBLE_CHANGED else REFERENCE
         for checkpoint, index, *_ in layout.iter_unpack(each.body):
-            self._ends[checkpoint + index].append(_End(each.store_ms, Kind(each.kind), each.flags))
+            self._ends[checkpoint + index].append(_End(group_id, each.store_ms, Kind(each.kind), each.flags))
 
     def _begin(self, each: Record) -> None:
         group_id, _, deadline_ms = POP_FIXED.unpack(each.fixed)

@@ -11,13 +11,20 @@ pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 pytest.importorskip("duckdb", reason="the reconciliation needs the extra `tables`")
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from penstock.spark import reconcile
 from penstock.spark.errors import ReadOptionInvalid
+from penstock.spark.parquet.schema import MESSAGES
+from penstock.spark.parquet.writer import ARROW_TYPES
 from penstock.spark.reconciliation import steps
-from penstock.spark.reconciliation.engines import DuckEngine
+from penstock.spark.reconciliation.engines import DuckEngine, SparkEngine
+from penstock.spark.reconciliation.reconcile import ReconcileOptions
 from penstock.spark.reconciliation.reconcile import reconcile as reconcile_with
+from penstock.spark.reconciliation.selection import choose_messages
 from penstock.spark.reconciliation.summary import Summary
+from penstock.store.topics import matches
 from tests.spark.logs import every_outcome, random_log
 
 if TYPE_CHECKING:
@@ -26,20 +33,26 @@ if TYPE_CHECKING:
     from tests.spark.log_writer import LogWriter
 
 
+NARROWED = ReconcileOptions(groups=("g1", "g4"), topics=("s/1/#", "+/2", "s/+", "$SYS/#"))
+
+
 @pytest.mark.parametrize(
-    "log",
+    ("log", "options"),
     [
-        pytest.param(random_log(seed=20, deliveries=4_000), id="random"),
-        pytest.param(every_outcome(), id="every outcome", marks=pytest.mark.nightly),
+        pytest.param(random_log(seed=20, deliveries=4_000), ReconcileOptions(), id="random"),
+        pytest.param(random_log(seed=21, deliveries=1_000), NARROWED, id="narrowed", marks=pytest.mark.nightly),
+        pytest.param(every_outcome(), ReconcileOptions(), id="every outcome", marks=pytest.mark.nightly),
     ],
 )
-def test_both_engines_write_equal_tables(spark: SparkSession, tmp_path: Path, log: LogWriter) -> None:
+def test_both_engines_write_equal_tables(
+    spark: SparkSession, tmp_path: Path, log: LogWriter, options: ReconcileOptions
+) -> None:
     data_dir = tmp_path / "it's [a] {log}*"
     log.save(data_dir)
     views = {table.name for table in spark.catalog.listTables()}
-    by_spark = reconcile(spark, data_dir, tmp_path / "by spark")
+    by_spark = reconcile(spark, data_dir, tmp_path / "by spark", options)
     engine = DuckEngine(tmp_path / "spilled", threads=1)
-    by_duckdb = reconcile_with(engine, data_dir, tmp_path / "by duckdb")
+    by_duckdb = reconcile_with(engine, data_dir, tmp_path / "by duckdb", options)
     engine.close()
     assert (by_spark["engine"], by_duckdb["engine"]) == ("spark", "duckdb")
     assert comparable(by_spark) == comparable(by_duckdb)
@@ -47,6 +60,20 @@ def test_both_engines_write_equal_tables(spark: SparkSession, tmp_path: Path, lo
         first, second = (duckdb.read_parquet(f"{tmp_path}/by {each}/{name}/*.parquet") for each in ("spark", "duckdb"))
         assert (len(first), len(first.except_(second)), len(second.except_(first))) == (len(second), 0, 0), name
     assert {table.name for table in spark.catalog.listTables()} == views
+
+
+def test_both_engines_match_the_same_topics(spark: SparkSession, tmp_path: Path) -> None:
+    topics = ["a", "a/", "/a", "a/b", "a/b/c", "a//c", "$SYS/b", "a'b/c", "ä\\/b", "b/a"]
+    path = tmp_path / "messages.parquet"
+    columns = {column.name: pa.nulls(len(topics), ARROW_TYPES[column.type]) for column in MESSAGES.columns}
+    pq.write_table(pa.table({**columns, "position": pa.array(range(len(topics))), "topic": topics}), path)
+    filters = ["+", "a/+/#", "+/b", "$SYS/#", "a'b/c", "ä\\/b"]
+    wanted = [at for at, topic in enumerate(topics) if any(matches(each, topic) for each in filters)]
+    for engine in (SparkEngine(spark), DuckEngine(tmp_path / "spilled", threads=1)):
+        engine.register(MESSAGES, "every_messages", [path])
+        choose_messages(engine, filters, tmp_path)
+        assert sorted(row["position"] for row in engine.rows("SELECT position FROM chosen_messages")) == wanted
+        engine.close()
 
 
 def test_a_session_that_has_a_view_of_such_a_name_keeps_it(spark: SparkSession, tmp_path: Path) -> None:

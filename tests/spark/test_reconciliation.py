@@ -16,7 +16,9 @@ import pytest
 
 pytest.importorskip("duckdb", reason="the reconciliation needs the extra `tables`")
 
+import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 
 from penstock.pop.core.admin import ResetTo
 from penstock.spark.errors import (
@@ -27,17 +29,20 @@ from penstock.spark.errors import (
     ReconcileError,
     ReportDirInUse,
 )
+from penstock.spark.parquet.schema import MESSAGES
 from penstock.spark.parquet.writer import ARROW_TYPES, backfill
-from penstock.spark.reconciliation import steps
+from penstock.spark.reconciliation import steps, terminal
 from penstock.spark.reconciliation.command import choose, run, status_of
 from penstock.spark.reconciliation.engines import DuckEngine, Row
 from penstock.spark.reconciliation.reconcile import ReconcileOptions, check_out, reconcile
+from penstock.spark.reconciliation.selection import choose_messages
 from penstock.spark.reconciliation.summary import OF_DELIVERIES, Outcome, Summary
 from penstock.spark.reconciliation.tables import REPORT_TABLES
 from penstock.store import record
 from penstock.store.errors import LogCorrupt, RecordCorrupt, StoreError
 from penstock.store.properties import Properties
 from penstock.store.record import POP_FIXED, STEP_FIXED, Flag, Kind
+from penstock.store.topics import matches
 from tests.depth import DEPTH
 from tests.parquet.sealing import STORE, seal
 from tests.pop.wiring import Parts
@@ -384,6 +389,96 @@ def test_another_place_to_begin_is_refused(tmp_path: Path, found: Reconcile) -> 
         found(since="yesterday")
 
 
+# --- a part of it -----------------------------------------------------------------------------------------------------
+
+
+def test_a_report_of_some_groups_says_so(tmp_path: Path, found: Reconcile, capsys: pytest.CaptureFixture[str]) -> None:
+    log = every_outcome()
+    log.group(3, "fans", "c/#")
+    log.checkpoint(3, "fans", [log.message("c/1")], deadline_ms=229_000)
+    log.save(tmp_path)
+    summary = found(groups=("fans",))
+    assert [each["group"] for each in summary["groups"]] == ["fans"]
+    assert (counts(summary), message_counts(summary)) == ({"in_flight": 1}, {"in_flight": 1})
+    assert (summary["totals"]["orphans"], summary["totals"]["before"], summary["ok"]) == (0, 0, True)
+    assert summary["filter"] == {"groups": ["fans"], "topics": [], "unread": 0}
+    terminal.show(summary)
+    assert "Only deliveries of the group fans." in capsys.readouterr().out
+    assert "Only deliveries of the group fans" in (tmp_path / "out" / "report.html").read_text()
+    with pytest.raises(ReadOptionInvalid, match=r"has no group 'pump'\. It has 'pumps' and others: name one of its groups"):
+        found(groups=("fans", "pump"))
+    with pytest.raises(ReadOptionInvalid, match=r"has no group 'x'\. It has 'fans', 'pumps': name one"):
+        found(groups=("x",))
+
+
+def test_a_report_of_some_topics_has_the_deliveries_of_their_messages(tmp_path: Path, found: Reconcile) -> None:
+    every_outcome().save(tmp_path)
+    summary = found(topics=("a/1", "a/3", "+/7/#"), grace_ms=GRACE_MS)
+    assert counts(summary) == {"acked": 1, "revived": 1, "lost": 1, "conflicting": 1}
+    assert message_counts(summary) == {"acked": 1, "lost": 1, "conflicting": 1}
+    totals = summary["totals"]
+    assert (totals["orphans"], totals["before"], totals["duplicate_acks"]) == (0, 0, 0), "they have no topic"
+    later = found(topics=("a/3",), since="last")
+    assert counts(later) == {"acked": 1}, "its message is in a segment before the first one that is read"
+    assert later["filter"] == {"groups": [], "topics": ["a/3"], "unread": 0}
+    assert found(topics=("nothing/#",))["totals"]["deliveries"] == 0
+
+
+def test_a_delivery_whose_message_was_not_read_may_have_the_topic(
+    tmp_path: Path, found: Reconcile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = LogWriter(now_ms=1_000)
+    message = log.message("a/1")
+    log.checkpoint(1, "pumps", [message, 999_999], deadline_ms=2_000)
+    log.checkpoint(2, "fans", [999_999], deadline_ms=2_000)
+    log.save(tmp_path)
+    summary = found(topics=("a/#",), groups=("pumps",))
+    assert (counts(summary), summary["ok"], summary["complete"]) == ({"in_flight": 1}, True, False)
+    terminal.show(summary)
+    words = (
+        "Only deliveries of the group pumps, of messages whose topic matches a/#, without those whose topic was not read: 1."
+    )
+    assert words in capsys.readouterr().out
+
+
+TOPICS = ("a", "a/", "/a", "/", "a/b", "a/b/c", "a//c", "a/B", "$SYS/b", "$", "a/$b", "a'b/c", "a_/%", "ä/b", "a/+b")
+
+
+@pytest.mark.parametrize(
+    "topic_filter",
+    [
+        "a/",
+        "/",
+        "$",
+        "a'b/c",
+        "a_/%",
+        "ä/b",
+        "#",
+        "+",
+        "+/#",
+        "+/+",
+        "a/#",
+        "a/+",
+        "a/+/#",
+        "a/+/c",
+        "/+",
+        "+/b/#",
+        "$SYS/#",
+        "$SYS/+",
+        "a/b/#",
+    ],
+)
+def test_the_sql_matches_as_a_subscription_does(tmp_path: Path, topic_filter: str) -> None:
+    path = tmp_path / "messages.parquet"
+    pq.write_table(pa.table({"position": range(len(TOPICS)), "topic": TOPICS}), path)
+    engine = DuckEngine(tmp_path / "spilled", threads=1)
+    engine.register(MESSAGES, "every_messages", [path])
+    choose_messages(engine, ["x/y", topic_filter], tmp_path)
+    chosen = {TOPICS[row["position"]] for row in engine.rows("SELECT position FROM chosen_messages")}
+    engine.close()
+    assert chosen == {topic for topic in TOPICS if matches(topic_filter, topic)}
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -547,11 +642,29 @@ def test_where_there_is_no_java_duckdb_runs_it(tmp_path: Path, monkeypatch: pyte
 # --- against a model in plain Python ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(2 * DEPTH))
-def test_a_random_log_agrees_with_the_model(tmp_path: Path, found: Reconcile, seed: int) -> None:
-    log = random_log(seed, deliveries=4_000)
+FILTERS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "groups": {"groups": ("g3", "g1")},
+    "topics": {"topics": ("s/1/#", "+/2", "s/3", "t/#")},
+    "both": {"groups": ("g2",), "topics": ("#",)},
+}
+
+
+@pytest.mark.parametrize(
+    ("seed", "narrowed"), [*((seed, "all") for seed in range(2 * DEPTH)), (0, "groups"), (0, "topics"), (1, "both")]
+)
+def test_a_random_log_agrees_with_the_model(tmp_path: Path, found: Reconcile, seed: int, narrowed: str) -> None:
+    log, only = random_log(seed, deliveries=4_000), FILTERS[narrowed]
     log.save(tmp_path, hole_bytes=1_000_000)
-    summary, model = found(), Model(log.records(), as_of_ms=log.now_ms, grace_ms=GRACE_MS)
+    groups, topics = only.get("groups"), only.get("topics")
+    model = Model(
+        log.records(),
+        as_of_ms=log.now_ms,
+        grace_ms=GRACE_MS,
+        groups=groups and {int(name[1:]) for name in groups},
+        has_topic=topics and (lambda topic: any(matches(each, topic) for each in topics)),
+    )
+    summary = found(**only)
     rows = rows_of(tmp_path / "out" / "outcomes")
     assert {row["key"]: row["outcome"] for row in rows} == {
         key: outcome for key, outcome in model.outcomes.items() if outcome is not Outcome.ACKED
@@ -559,7 +672,7 @@ def test_a_random_log_agrees_with_the_model(tmp_path: Path, found: Reconcile, se
     assert summary["totals"]["outcomes"][Outcome.ACKED] == Counter(model.outcomes.values())[Outcome.ACKED]
     assert {row["key"] for row in rows if row["stage"] == "waiting"} == model.waits
     expected = set(OF_DELIVERIES) - {Outcome.RETURNED, Outcome.EXPIRED, Outcome.UNKNOWN}
-    assert set(model.outcomes.values()) >= expected, "the log must have each outcome"
+    assert topics or set(model.outcomes.values()) >= expected, "the log must have each outcome"
     messages = Counter(
         {(each["group_id"], name): n for each in summary["groups"] for name, n in each["message_outcomes"].items()}
     )

@@ -8,7 +8,14 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.cli.commands.arguments import EXIT_USAGE, Commands, add_command, add_data_dir, duration, instant
+from penstock.cli.commands.arguments import (
+    EXIT_USAGE,
+    Commands,
+    add_command,
+    add_data_dir,
+    duration,
+    instant,
+)
 from penstock.install import install_hint
 
 
@@ -51,6 +58,23 @@ def add_to(commands: Commands) -> None:
         dest="grace_ms",
         help="Time after a deadline before a delivery without an end counts as a finding (1min). A number alone is ms.",
     )
+    command.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="groups",
+        help="Report only deliveries of this group. It may be given several times (all groups).",
+    )
+    command.add_argument(
+        "--topic",
+        action="append",
+        default=[],
+        metavar="FILTER",
+        dest="topics",
+        help="Report only deliveries of messages whose topic this MQTT filter matches. It may be given several times (all "
+        "topics).",
+    )
     command.set_defaults(run=_run)
 
 
@@ -68,7 +92,13 @@ def _run(options: argparse.Namespace) -> int:
     if as_of_ms is None and is_locked(options.data_dir):
         as_of_ms = time.time_ns() // 1_000_000  # a quiet node appends nothing, and its deadlines pass all the same
     try:
-        wanted = ReconcileOptions(as_of_ms=as_of_ms, grace_ms=options.grace_ms, since=options.since)
+        wanted = ReconcileOptions(
+            as_of_ms=as_of_ms,
+            grace_ms=options.grace_ms,
+            since=options.since,
+            groups=tuple(options.groups),
+            topics=tuple(options.topics),
+        )
     except ReadOptionInvalid as error:
         print(f"penstock reconcile: {error}", file=sys.stderr)
         return EXIT_USAGE
