@@ -27,6 +27,10 @@ class ReportDirInUse(ReconcileError):
     """Raised when a report would replace files that are not an earlier report."""
 
 
+class NodeUnreadable(ReconcileError):
+    """Raised when a running node does not answer, or its answer can't be compared with the log: the message says why."""
+
+
 class TablesInvalid(ReconcileError):
     """Raised when the Parquet tables of a log can't be used or continued: the message says why, and what to do."""
 

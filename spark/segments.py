@@ -173,6 +173,18 @@ def survey_until(path: str | Path, end: int) -> list[LogSegment]:
     return [LogSegment(path, base, min(stop, end)) for path, base, stop in segments if base < end]
 
 
+def cut(log: LogSurvey, end: int) -> LogSurvey | None:
+    """Return the extent of a log when it ended at `end`, or None if no record of the last segment ends there."""
+    last = log.segments[-1]
+    if end == log.end:
+        return log
+    if end != last.base and not any(
+        bool(np.any(block.offsets + block.position == end)) for block in blocks(last.path, last.base, last.base, last.stop)
+    ):
+        return None
+    return log._replace(segments=[*log.segments[:-1], last._replace(stop=end)], end=end, torn=False)
+
+
 def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: int = BLOCK_BYTES) -> Iterator[RecordBlock]:
     """Yield the records of a segment from position `start` to `stop`, or without `stop` up to the last whole record.
 

@@ -16,11 +16,12 @@ import orjson
 
 from penstock.install import install_hint
 from penstock.spark import segments
-from penstock.spark.errors import EngineMissing, JavaMissing, LogMissing, ReadOptionInvalid, ReconcileError
+from penstock.spark.errors import EngineMissing, JavaMissing, LogMissing, NodeUnreadable, ReadOptionInvalid, ReconcileError
 from penstock.spark.java import java_version
 from penstock.spark.reconciliation import terminal
 from penstock.spark.reconciliation.engines import DuckEngine, Engine, SparkEngine
-from penstock.spark.reconciliation.reconcile import ReconcileOptions, check_out, reconcile
+from penstock.spark.reconciliation.nodecheck import ReadState
+from penstock.spark.reconciliation.reconcile import ReconcileOptions, check_options, check_out, reconcile
 from penstock.spark.reconciliation.summary import Summary
 from penstock.store.errors import StoreError
 
@@ -31,9 +32,9 @@ LOCAL_MASTER = "local[*]"
 FOUND, INCOMPLETE = 1, 6
 """Exit statuses of a reconciliation that has found something, and of one in which some outcomes are unknown."""
 
-STATUSES: dict[type[Exception], int] = {LogMissing: 3, StoreError: 4, JavaMissing: 5, EngineMissing: 5}
-"""Exit statuses for reasons why there is no reconciliation: no log, a damaged log, nothing that could run it. For others it is
-2: wrong usage, such as a directory in use or an invalid option."""
+STATUSES: dict[type[Exception], int] = {LogMissing: 3, StoreError: 4, JavaMissing: 5, EngineMissing: 5, NodeUnreadable: 7}
+"""Exit statuses for reasons why there is no reconciliation: no log, a damaged log, nothing that could run it, no answer of the
+node to compare with. For others it is 2: wrong usage, such as a directory in use or an invalid option."""
 
 
 def status_of(error: ReconcileError | StoreError) -> int:
@@ -130,16 +131,20 @@ def run(
     json: bool = False,
     options: ReconcileOptions | None = None,
     stages: StageDisplay | None = None,
+    read_state: ReadState | None = None,
 ) -> int:
     """Reconcile a log, write the report to `out` if it is given, and print it. This is the command `penstock reconcile`.
 
     With `json`, the command prints only the summary. Errors go to stderr. `stages` shows what it does at the moment.
+    With `read_state`, the report is compared with a running node.
 
     Returns:
         The exit status: 0 if all is well, `FOUND`, `INCOMPLETE`, or one of `STATUSES`.
     """
     scratch = Path(tempfile.mkdtemp(prefix="penstock-reconcile-"))
     try:
+        options = options or ReconcileOptions()
+        check_options(options, has_node=read_state is not None)
         if out is not None:
             check_out(Path(out))
         segments.find(data_dir)
@@ -149,7 +154,7 @@ def run(
         with stages or nullcontext(_Silent()) as shown:
             shown.begin("start Spark" if chosen == "spark" else "start DuckDB")
             with opened(chosen, master, scratch / "spilled") as ready:
-                summary = reconcile(ready, data_dir, out or scratch / "report", options, shown.begin)
+                summary = reconcile(ready, data_dir, out or scratch / "report", options, shown.begin, read_state)
                 shown.begin("stop Spark" if chosen == "spark" else "stop DuckDB")
     except (ReconcileError, StoreError) as error:
         print(f"penstock reconcile: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from penstock.spark.reconciliation import plots, verdict
 from penstock.spark.reconciliation.markup import Markup, element, join, name
+from penstock.spark.reconciliation.nodecheck import headline
 from penstock.spark.reconciliation.plots import duration, moment, word
 from penstock.spark.reconciliation.selection import filter_words
 from penstock.spark.reconciliation.summary import (
@@ -65,6 +66,8 @@ def _facts(summary: Summary) -> Markup:
     }
     if summary["filter"] is not None:
         facts["Filter"] = join(filter_words(summary["filter"]))
+    if (check := summary["node"]) is not None:
+        facts["Node"] = join(name(check["node"]), f": {headline(check)} at position {check['position']:,}")
     shown = (element("div", element("dt", key), element("dd", value)) for key, value in facts.items())
     return element("dl", *shown, class_="facts")
 

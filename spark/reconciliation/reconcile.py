@@ -18,6 +18,7 @@ from penstock.spark.parquet.files import DIRECTORY, reading
 from penstock.spark.reconciliation import page, steps
 from penstock.spark.reconciliation.engines import Engine, Row
 from penstock.spark.reconciliation.inputs import Inputs, prepare
+from penstock.spark.reconciliation.nodecheck import NodeState, ReadState, compare, read_together
 from penstock.spark.reconciliation.scratch import scratch_beside
 from penstock.spark.reconciliation.selection import register_narrowed, report_filter
 from penstock.spark.reconciliation.summary import (
@@ -26,6 +27,7 @@ from penstock.spark.reconciliation.summary import (
     DamagedRange,
     Example,
     LogPart,
+    NodeCheck,
     Outcome,
     Summary,
     Totals,
@@ -94,6 +96,7 @@ def reconcile(
     out: str | Path,
     options: ReconcileOptions | None = None,
     began: Callable[[str], None] = lambda what: None,
+    read_state: ReadState | None = None,
 ) -> Summary:
     """Reconcile the log of a node, which may be running, up to its end at the time of the call.
 
@@ -107,21 +110,28 @@ def reconcile(
             replaced. Spark's executors must see it and the data directory under the same paths.
         options: what to ask.
         began: called with the name of each step when it begins.
+        read_state: asks the running node for its state. The report ends at the position of its counters then, and has the
+            comparison with them. Deadlines are judged at `as_of_ms`, or at the last record if that is later.
 
     Raises:
         ReadOptionInvalid: an option is invalid, or the log has no group of a name.
+        NodeUnreadable: the node does not answer, or it writes another log.
         ReportDirInUse: `out` has files, and they aren't an earlier report.
         LogMissing: the directory holds no log.
         LogCorrupt, RecordCorrupt: the log is damaged. The message names segment and position.
         TablesInvalid: the tables of the log are damaged, or of another log.
     """
     options = options or ReconcileOptions()
+    check_options(options, has_node=read_state is not None)
     target = Path(out).absolute()
     before = _earlier_report(target)
     with scratch_beside(target) as scratch, reading(segments.find(data_dir).parent / DIRECTORY):
         began("read the end of the log")
-        inputs = prepare(segments.survey(data_dir), scratch, options.since, before.get("log", {}).get("sealed_position"))
+        state, log = (None, segments.survey(data_dir)) if read_state is None else read_together(read_state, data_dir)
+        inputs = prepare(log, scratch, options.since, before.get("log", {}).get("sealed_position"))
         as_of_ms = inputs.range.last_ms if options.as_of_ms is None else options.as_of_ms
+        if state is not None:
+            as_of_ms = max(as_of_ms, inputs.range.last_ms)  # the store's clock may be ahead, and the node has counted it all
         _register(engine, inputs, as_of_ms, options, scratch)
         report = scratch / "report"
         report.mkdir()
@@ -132,11 +142,21 @@ def reconcile(
             else:
                 engine.materialise(step.name, step.sql, report / step.name if step.name in steps.KEPT else None)
         began("summarise")
-        summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options)
+        summary = _summarise(engine, inputs, str(Path(data_dir).absolute()), as_of_ms, options, state)
         (report / SUMMARY_FILE).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
         (report / PAGE_FILE).write_text(page.render(summary), encoding="utf-8")
         _replace(report, target, scratch)
         return summary
+
+
+def check_options(options: ReconcileOptions, *, has_node: bool) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        ReadOptionInvalid: the report is to be compared with a node, and has a filter by topic.
+    """
+    if has_node and options.topics:
+        raise ReadOptionInvalid("A node counts by group and not by topic: leave out --check or --topic.")
 
 
 def _register(engine: Engine, inputs: Inputs, as_of_ms: int, options: ReconcileOptions, scratch: Path) -> None:
@@ -159,7 +179,9 @@ def _register(engine: Engine, inputs: Inputs, as_of_ms: int, options: ReconcileO
     engine.register(PARAMETERS, PARAMETERS.name, [path])
 
 
-def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, options: ReconcileOptions) -> Summary:
+def _summarise(
+    engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, options: ReconcileOptions, state: NodeState | None
+) -> Summary:
     def rows(name: str) -> list[Row]:
         return engine.rows(f"SELECT * FROM {name}")
 
@@ -187,12 +209,15 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
     unknown = found["outcomes"][Outcome.UNKNOWN] + found["message_outcomes"][Outcome.UNKNOWN]
     narrowed = report_filter(engine, options.groups, options.topics) if options.groups or options.topics else None
     unknown += narrowed["unread"] if narrowed is not None else 0
+    check = _check(engine, inputs, options, state, is_certain=not (is_unknown or inputs.damages)) if state is not None else None
+    differing = check["differing"] if check is not None else 0
+    is_certain = check is None or check["certain"]
     return Summary(
         report=REPORT,
         schema_version=SCHEMA_VERSION,
         engine=engine.name,
-        ok=is_ok(found),
-        complete=unknown == 0,
+        ok=is_ok(found) and not (differing and is_certain),
+        complete=unknown == 0 and not (differing and not is_certain),
         data_dir=data_dir,
         log=LogPart(
             start_position=log.start,
@@ -206,6 +231,7 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
         as_of_ms=as_of_ms,
         grace_ms=options.grace_ms,
         filter=narrowed,
+        node=check,
         totals=found,
         groups=groups,
         hours=hours(by_hour),
@@ -216,6 +242,12 @@ def _summarise(engine: Engine, inputs: Inputs, data_dir: str, as_of_ms: int, opt
         ],
         examples=_examples(engine, found),
     )
+
+
+def _check(engine: Engine, inputs: Inputs, options: ReconcileOptions, state: NodeState, *, is_certain: bool) -> NodeCheck:
+    standing = engine.rows(f"SELECT * FROM {steps.STANDING}")
+    is_whole = inputs.range.begin == 0
+    return compare(state, standing, options.groups, is_whole=is_whole, is_certain=is_certain)
 
 
 def _examples(engine: Engine, found: Totals) -> dict[str, list[Example]]:

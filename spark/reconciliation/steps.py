@@ -22,6 +22,7 @@ class SqlStep(NamedTuple):
 
 OUTCOMES, MESSAGE_OUTCOMES, STRAYS = "outcomes", "message_outcomes", "strays"
 TALLIES, MESSAGE_TALLIES, STRAY_TALLIES, GROUP_TALLIES = "tallies", "message_tallies", "stray_tallies", "group_tallies"
+STANDING = "standing"
 """Names of steps that the report reads."""
 
 KEPT = (OUTCOMES, MESSAGE_OUTCOMES, STRAYS, TALLIES, MESSAGE_TALLIES)

@@ -209,6 +209,39 @@ class ReportFilter(TypedDict):
     """Deliveries that are left out because their message was not read, so that nobody knows whether its topic matches."""
 
 
+class NodeDifference(TypedDict):
+    """A counter of a group in a running node that is not what the log says."""
+
+    group_id: int
+    group: str
+    filter: str | None
+    """None if the node does not know the group."""
+    counter: str
+    """`in_flight` (with waits for a back-off), `returned` (messages that came back and wait for their next delivery),
+    `dead_letters` (the node has more than the log), or `exists` (1 or 0)."""
+    node_min: int
+    node_max: int
+    """Bounds of the counter in the node, which does not always know of a message whether it came back. Else they are equal."""
+    log: int
+
+
+class NodeCheck(TypedDict):
+    """The comparison with a running node."""
+
+    node: str
+    """Address of its admin listener."""
+    position: int
+    """Position at which both were compared: the node had counted all records before it, and the report ends there."""
+    groups: int
+    """Groups compared."""
+    differing: int
+    """Groups with a difference."""
+    certain: bool
+    """Whether a difference is a finding. It is none where records of the log are missing."""
+    differences: list[NodeDifference]
+    """At most 100."""
+
+
 class Summary(TypedDict):
     """The content of `summary.json`."""
 
@@ -217,7 +250,7 @@ class Summary(TypedDict):
     engine: str
     """What ran the SQL: "spark" or "duckdb"."""
     ok: bool
-    """Whether nothing is wrong: no delivery has an outcome of `FINDINGS`, and no end is an orphan."""
+    """Whether nothing is wrong: no delivery has an outcome of `FINDINGS`, no end is an orphan, and the node does not differ."""
     complete: bool
     """Whether all outcomes are known, and the topics of all deliveries where the report has a filter by topic."""
     data_dir: str
@@ -225,6 +258,8 @@ class Summary(TypedDict):
     as_of_ms: int
     grace_ms: int
     filter: ReportFilter | None
+    node: NodeCheck | None
+    """None if the report was not compared with a node."""
     totals: Totals
     groups: list[GroupSection]
     hours: list[Hour]

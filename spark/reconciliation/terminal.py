@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.spark.reconciliation.nodecheck import difference_words, headline
 from penstock.spark.reconciliation.selection import filter_words
 from penstock.spark.reconciliation.summary import (
     FINDINGS,
@@ -16,6 +17,7 @@ from penstock.spark.reconciliation.summary import (
     OF_MESSAGES,
     Example,
     GroupSection,
+    NodeCheck,
     Outcome,
     Summary,
 )
@@ -28,6 +30,9 @@ _TITLES = {
 
 _ALARMING = {**dict.fromkeys(FINDINGS, "bold red"), Outcome.DEAD_LETTERED: "yellow", Outcome.UNKNOWN: "yellow"}
 """Styles of the outcomes whose count should be 0, for counts above 0."""
+
+DIFFERENCES_SHOWN_MAX = 10
+"""Maximum number of differences from a node on a terminal. `summary.json` has more."""
 
 EXAMPLES_SHOWN_MAX = 5
 """Maximum number of examples of one kind on a terminal. `summary.json` has more."""
@@ -63,6 +68,7 @@ def show(summary: Summary, console: Console | None = None) -> None:
         f"Ends without a delivery: {found['orphans']:,}. Ends of deliveries older than what was read: {found['before']:,}. "
         f"Ends of deliveries that began in a damaged range: {found['unknown']:,}.",
     )
+    _print_check(console, summary["node"])
     console.print(_result_line(summary))
 
 
@@ -73,12 +79,23 @@ def _print(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
+def _print_check(console: Console, check: NodeCheck | None) -> None:
+    if check is None:
+        return
+    _print(console, f"Node {check['node']} at position {check['position']:,}: {headline(check)}.")
+    for each in check["differences"][:DIFFERENCES_SHOWN_MAX]:
+        _print(console, f"  {each['group']}: {difference_words(each)}")
+    if (more := len(check["differences"]) - DIFFERENCES_SHOWN_MAX) > 0:
+        _print(console, f"  and {more:,} more differences, which summary.json names")
+
+
 def _result_line(summary: Summary) -> Text:
     found = summary["totals"]
     if not summary["ok"]:
         wrong = {each: max(found["outcomes"][each], found["message_outcomes"][each]) for each in FINDINGS}
         counts = [f"{count:,} {_title(each)}" for each, count in wrong.items() if count]
         counts += [f"{found['orphans']:,} ends without a delivery"] if found["orphans"] else []
+        counts += [headline(check)] if (check := summary["node"]) and check["differing"] and check["certain"] else []
         return Text(f"NOT OK: {', '.join(counts)}.", style="bold red")
     if not summary["complete"]:
         return Text("Nothing is wrong with what is known, but some outcomes are unknown.", style="bold yellow")

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.spark.reconciliation.markup import Markup, element, name
+from penstock.spark.reconciliation.nodecheck import difference_words, headline
 from penstock.spark.reconciliation.plots import HOUR_MS, duration, moment, word
 from penstock.spark.reconciliation.summary import FINDINGS, GroupSection, Outcome, Summary, Totals
 
 GROUPS_NAMED_MAX = 3
 """Maximum number of groups that the verdict names for each finding."""
+
+DIFFERENCES_SHOWN_MAX = 5
+"""Maximum number of differences from a node that the verdict names."""
 
 DAMAGES_SHOWN_MAX = 5
 """Maximum number of damaged ranges that the verdict names."""
@@ -20,6 +24,8 @@ def line(summary: Summary) -> str:
     wrong = [f"{count:,} {word(outcome)}" for outcome, count in findings(summary).items() if count]
     if orphans := summary["totals"]["orphans"]:
         wrong.append(f"{orphans:,} ends without a delivery")
+    if (check := summary["node"]) and check["differing"] and check["certain"]:
+        wrong.append(headline(check))
     if not summary["ok"]:
         return f"NOT OK: {', '.join(wrong)}"
     if not summary["complete"]:
@@ -51,6 +57,7 @@ def banner(summary: Summary) -> Markup:
     if totals["orphans"]:
         where = _named((group["orphans"], group["group"]) for group in summary["groups"])
         lines.append(element("li", element("b", f"{totals['orphans']:,} ends without a delivery"), *where))
+    lines += _differences(summary)
     for damage in summary["damages"][:DAMAGES_SHOWN_MAX]:
         what = "are damaged" if damage["cause"] == "damaged" else "were dropped by retention before they were in the tables"
         positions = f": positions {damage['position']:,} to {damage['until_position']:,} {what}"
@@ -64,6 +71,19 @@ def banner(summary: Summary) -> Markup:
         element("ul", *lines) if lines else None,
         class_=kind,
     )
+
+
+def _differences(summary: Summary) -> list[Markup]:
+    """Return the result of the comparison with a node, and the first differences."""
+    check = summary["node"]
+    if check is None or not check["differing"]:
+        return []
+    shown = check["differences"][:DIFFERENCES_SHOWN_MAX]
+    lines = [element("li", element("b", headline(check)))]
+    lines += [element("li", name(each["group"]), f": {difference_words(each)}") for each in shown]
+    if (more := len(check["differences"]) - len(shown)) > 0:
+        lines.append(element("li", f"and {more:,} more differences, which summary.json names"))
+    return lines
 
 
 def _linked(summary: Summary, outcome: Outcome) -> Markup:

@@ -76,6 +76,20 @@ def test_both_engines_match_the_same_topics(spark: SparkSession, tmp_path: Path)
         engine.close()
 
 
+@pytest.mark.nightly
+def test_both_engines_compare_with_a_node_alike(spark: SparkSession, tmp_path: Path) -> None:
+    every_outcome().save(tmp_path)
+    end = every_outcome().end
+    state = {"listen": {"admin": "127.0.0.1:8080"}, "log": {"appended": end, "end": end}, "groups": []}
+    engines = (SparkEngine(spark), DuckEngine(tmp_path / "spilled", threads=1))
+    first, second = (reconcile_with(each, tmp_path, tmp_path / each.name, read_state=lambda: state)["node"] for each in engines)
+    assert first == second
+    assert first is not None
+    assert first["differing"] == 2
+    for engine in engines:
+        engine.close()
+
+
 def test_a_session_that_has_a_view_of_such_a_name_keeps_it(spark: SparkSession, tmp_path: Path) -> None:
     every_outcome().save(tmp_path)
     spark.sql("SELECT 42 AS answer").createOrReplaceTempView("settings")

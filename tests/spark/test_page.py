@@ -103,6 +103,7 @@ def a_summary(
         as_of_ms=MAY_28_MS + DAY_MS,
         grace_ms=60_000,
         filter=None,
+        node=None,
         totals=counted,
         groups=groups,
         hours=hours(tallies),

@@ -447,7 +447,6 @@ TOPICS = ("a", "a/", "/a", "/", "a/b", "a/b/c", "a//c", "a/B", "$SYS/b", "$", "a
 @pytest.mark.parametrize(
     "topic_filter",
     [
-        "a/",
         "/",
         "$",
         "a'b/c",

@@ -7,16 +7,23 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.cli.commands.arguments import (
     EXIT_USAGE,
     Commands,
+    add_admin_address,
     add_command,
     add_data_dir,
+    add_login,
+    admin_endpoint,
     duration,
     instant,
 )
 from penstock.install import install_hint
+
+if TYPE_CHECKING:
+    from penstock.spark.reconciliation.nodecheck import ReadState
 
 
 def add_to(commands: Commands) -> None:
@@ -75,6 +82,14 @@ def add_to(commands: Commands) -> None:
         help="Report only deliveries of messages whose topic this MQTT filter matches. It may be given several times (all "
         "topics).",
     )
+    command.add_argument(
+        "--check",
+        action="store_true",
+        help="Compare the report with the counters of the running node on --admin. The exit status is 1 if a group differs, "
+        "and 7 if the node does not answer or writes another log.",
+    )
+    add_admin_address(command)
+    add_login(command)
     command.set_defaults(run=_run)
 
 
@@ -88,6 +103,9 @@ def _run(options: argparse.Namespace) -> int:
     from penstock.spark.reconciliation.command import run
     from penstock.spark.reconciliation.reconcile import ReconcileOptions
 
+    if options.check and options.as_of_ms is not None:
+        print("penstock reconcile: A node counts as of now: leave out --check or --at.", file=sys.stderr)
+        return EXIT_USAGE
     as_of_ms = options.as_of_ms
     if as_of_ms is None and is_locked(options.data_dir):
         as_of_ms = time.time_ns() // 1_000_000  # a quiet node appends nothing, and its deadlines pass all the same
@@ -110,4 +128,12 @@ def _run(options: argparse.Namespace) -> int:
         json=options.json,
         options=wanted,
         stages=Stages(is_shown=not options.json),
+        read_state=_state_reader(options) if options.check else None,
     )
+
+
+def _state_reader(options: argparse.Namespace) -> ReadState:
+    from penstock.cli.actions.login import login_of
+    from penstock.cli.actions.nodestate import state_reader
+
+    return state_reader(admin_endpoint(options), login_of(options.user, options.password_file))
