@@ -182,7 +182,7 @@ def cut(log: LogSurvey, end: int) -> LogSurvey | None:
         bool(np.any(block.offsets + block.position == end)) for block in blocks(last.path, last.base, last.base, last.stop)
     ):
         return None
-    return log._replace(segments=[*log.segments[:-1], last._replace(stop=end)], end=end, torn=False)
+    return log._replace(segments=[*log.segments[:-1], last._replace(stop=end)], end=end, tail_ms=None, torn=False)
 
 
 def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: int = BLOCK_BYTES) -> Iterator[RecordBlock]:
