@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from penstock.spark.reconciliation.reconcile import ReconcileOptions
     from penstock.spark.reconciliation.summary import Summary
@@ -78,3 +80,52 @@ def reconcile(spark: SparkSession, path: str | Path, out: str | Path, options: R
         return run(engine, path, out, options)
     finally:
         engine.close()
+
+
+def publish(
+    rows: DataFrame, name: str, *, epoch: int = 0, first_sent: datetime | None = None, **options: str | int | bool
+) -> None:
+    """Publish the rows of a batch, each of them once; return when all of them are durable.
+
+    Each row gets a deduplication id of `name`, `epoch`, its content, and its number among equal rows. So the batch may be
+    published again, by Spark or by the caller: the node stores no row twice that it remembers, and refuses rows that it may
+    have forgotten. The session may be any in which Spark finds the format `penstock`, also of Spark Connect.
+
+    Args:
+        rows: columns `topic` and `body`, and those of `OutgoingMessage` that it needs. Rows are published in no order.
+        name: name of the query, up to 128 bytes. Two queries with one name would take each other's rows for repeated ones.
+        epoch: number of the batch, which differs for each batch of the query and is the same when a batch is published again.
+        first_sent: when the batch may have been published first, with a time zone. Give it when a job is tried again; without
+            it, the caller says that this is the first try. A column `first_sent` says it for each row.
+        options: options of the format, such as `target="127.0.0.1:8081"`.
+
+    Raises:
+        WriteOptionInvalid: an option, the name or the epoch is invalid.
+        RowsInvalid: the columns can't be published.
+        PySparkException: a task failed. Its message names the error of the row or of the call, and says what to do.
+    """
+    from penstock.spark.sink.publishing import publish as run
+
+    run(rows, name, epoch=epoch, first_sent=first_sent, **options)
+
+
+def publishing(rows: DataFrame, name: str, **options: str | int | bool) -> DataStreamWriter:
+    """Return the writer of a stream that publishes each row once; the caller adds `checkpointLocation` and calls `start`.
+
+        publishing(commands, "commands", target="127.0.0.1:8081").option("checkpointLocation", path).start()
+
+    The number of each batch is its epoch, and the time of the batch, which the checkpoint keeps, is when it may have been
+    published first. After a restart, Spark executes the last batch again: the node stores no row of it twice, or refuses it if
+    its first try was too long ago.
+
+    Args:
+        rows: a stream with columns as for `publish`. The rows of a batch must be the same when it is executed again.
+        name: name of the query, as for `publish`. A query that begins anew, without its checkpoint, needs a new name.
+        options: options of the format, such as `target="127.0.0.1:8081"`.
+
+    Raises:
+        WriteOptionInvalid, RowsInvalid: as `publish`.
+    """
+    from penstock.spark.sink.publishing import publishing as writer
+
+    return writer(rows, name, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ReconcileError(Exception):
-    """Base of the errors of reconciliation, of the data source and of the tables."""
+    """Base of the errors of reconciliation, of the data sources and of the tables."""
 
 
 class JavaMissing(ReconcileError):
@@ -49,3 +49,15 @@ class RecordsLost(ReconcileError):
 
 class MessageUnknown(ReconcileError):
     """Raised when neither the tables nor the log have a message: the message says which positions they have."""
+
+
+class WriteOptionInvalid(ReconcileError):
+    """Raised for an invalid option of the format `penstock` when rows are written."""
+
+
+class RowsInvalid(ReconcileError):
+    """Raised when rows can't be published: a column is unknown, missing or of another type, or a row has no value in it."""
+
+
+class PublishFailed(ReconcileError):
+    """Raised when a task could not publish its rows: the message says which row, why, and what to do."""

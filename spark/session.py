@@ -31,8 +31,8 @@ LOCAL_PARTITIONS = 16
 HASH_BYTES = "64m"
 """Up to this size of a partition, a join builds a hash table of it rather than sort both sides."""
 
-PACKAGES = ("spark", "store")
-"""Packages of `penstock` that a worker imports to read the log."""
+PACKAGES = ("pop", "spark", "store")
+"""Packages of `penstock` that a worker imports to read the log, and to publish rows."""
 
 SOURCE_MODULE = "pyspark_penstock.py"
 
@@ -44,7 +44,8 @@ def open_session(master: str = "local[*]", app_name: str = "penstock", *, is_bri
 
     On a local master, workers use this interpreter and this source tree, and all ports are on 127.0.0.1. On any other
     master, the session sends a zip of our packages to the executors. To read the log itself these need fastcrc, numpy, orjson
-    and pyarrow, and they must see the log and the report's directory under the same paths.
+    and pyarrow, and they must see the log and the report's directory under the same paths. To publish rows, they need grpcio,
+    grpcio-health-checking and protobuf.
 
     Args:
         master: a Spark master URL.
@@ -120,7 +121,8 @@ def _importable() -> Iterator[None]:
 def _zip_packages(directory: Path) -> Path:
     target = directory / "penstock_spark.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(_PENSTOCK / "__init__.py", "penstock/__init__.py")
+        for module in ("__init__.py", "install.py"):
+            archive.write(_PENSTOCK / module, f"penstock/{module}")
         archive.write(_PENSTOCK.parent / SOURCE_MODULE, SOURCE_MODULE)
         for package in PACKAGES:
             for source in sorted((_PENSTOCK / package).rglob("*.py")):
