@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,8 +23,9 @@ from penstock.spark.sink.columns import NEEDED
 ROWS_MAX: Final = 1_024
 """Maximum number of rows in a request. The node stores a request in one turn of its loop, so other clients wait meanwhile."""
 
-BYTES_MAX: Final = 1024 * 1024
-"""Size of a request in bytes at which it takes no more rows. The row that reaches it is the last one."""
+BYTES_MAX: Final = 960 * 1024
+"""Maximum size of the rows of a request in bytes; a larger row goes alone. With tags and lengths, a request is smaller than the
+smallest bound that a node can have (`pop.request_bytes_max`)."""
 
 SHOWN_MAX: Final = 60
 """Maximum number of characters of a value that an error shows."""
@@ -153,15 +155,17 @@ def _request(batch: pa.RecordBatch, planned_ms: int | None) -> RowsRequest:
 def _split(request: RowsRequest) -> Iterator[RowsRequest]:
     """Yield a request, in parts if it has too many bytes."""
     sizes = [len(head) + len(extras) for head, extras in zip(request.heads, request.extras, strict=True)]
-    if sum(sizes) < BYTES_MAX:
+    if sum(sizes) <= BYTES_MAX:
         yield request
         return
-    start = size = 0
-    for stop, row_size in enumerate(sizes, 1):
+    starts, size = [0], 0
+    for index, row_size in enumerate(sizes):
         size += row_size
-        if size >= BYTES_MAX or stop == len(sizes):
-            yield RowsRequest(request.heads[start:stop], request.extras[start:stop], request.first_sent_ms[start:stop])
-            start, size = stop, 0
+        if size > BYTES_MAX and index > starts[-1]:
+            starts.append(index)
+            size = row_size
+    for start, stop in pairwise([*starts, len(sizes)]):
+        yield RowsRequest(request.heads[start:stop], request.extras[start:stop], request.first_sent_ms[start:stop])
 
 
 def _check_values(batch: pa.RecordBatch, needed: tuple[str, ...]) -> None:

@@ -79,7 +79,10 @@ NEEDED = {"topic": TEXT, "body": BINARY, "deduplication_id": TEXT}
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeInThread]:
-    config = Config(store=StoreOptions(segment_bytes=16 * MIB), pop=PopOptions(deduplication_topic_ids_max=TOPIC_IDS_MAX))
+    config = Config(
+        store=StoreOptions(segment_bytes=16 * MIB),
+        pop=PopOptions(deduplication_topic_ids_max=TOPIC_IDS_MAX, request_bytes_max=MIB, message_bytes_max=MIB),
+    )
     with NodeInThread(NodeInProcess(config=config)) as started:
         yield started
 
@@ -214,9 +217,9 @@ def test_a_row_says_how_long_ago_it_may_have_been_sent() -> None:
 
 
 def test_requests_are_bounded_in_rows_and_bytes() -> None:
-    bodies = [b"", b"x" * BYTES_MAX, b"y" * (BYTES_MAX // 2), b"z" * BYTES_MAX, *[b"small"] * ROWS_MAX]
+    bodies = [b"", b"x" * BYTES_MAX, b"y" * (BYTES_MAX // 2), b"z" * (BYTES_MAX // 2), *[b"small"] * ROWS_MAX]
     requests = list(requests_of([rows_of("a", *bodies)], planned_ms=0))
-    assert [len(request.heads) for request in requests] == [2, 2, ROWS_MAX - 4, 4]
+    assert [len(request.heads) for request in requests] == [1, 1, 1, ROWS_MAX - 3, 4]
     sent = [message.body for each in requests for message in pb.SendRequest.FromString(each.encoded(1)).messages]
     assert sent == bodies
 
@@ -285,6 +288,11 @@ def test_a_task_gives_up_where_no_node_is() -> None:
         target = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(PublishFailed, match=r"gives up after retry_ms \(0\).*Connection refused"):
             written(target, rows_of("a", b"1"), retry_ms="0", timeout_ms="200")
+
+
+def test_a_task_sends_again_what_exceeds_a_limit_and_then_gives_up(node: NodeInThread) -> None:
+    with pytest.raises(PublishFailed, match=r"gives up after retry_ms \(100\).*larger than max"):
+        written(node.target, rows_of("large/1", b"x" * 2 * MIB), retry_ms="100")
 
 
 async def test_a_task_waits_for_a_node_that_is_away(tmp_path: Path) -> None:
