@@ -7,7 +7,13 @@ and an error in one of them breaks all Python sources. So this module imports no
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
 
@@ -39,6 +45,16 @@ class DefaultSource(DataSource):
 
         options = StreamOptions.of(self.options)
         return LogStreamReader(options, chosen_columns(options.table, _columns(schema)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from penstock.spark.sink import writer
+
+        return writer(schema, self.options, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from penstock.spark.sink import stream_writer
+
+        return stream_writer(schema, self.options, overwrite=overwrite)
 
 
 def _columns(schema: StructType) -> list[tuple[str, str]]:

@@ -116,6 +116,16 @@ def message_group_of(data: bytes) -> str:
     return str(orjson.loads(data).get("message_group", "")) if data else ""
 
 
+def deduplication_id_of(data: bytes) -> str:
+    """Return the deduplication id in `data`, or an empty string, without decoding the other properties."""
+    return str(orjson.loads(data).get("deduplication_id", "")) if data else ""
+
+
+def encode_deduplication_id(deduplication_id: str) -> bytes:
+    """Return what `encode_properties` returns for properties with this id and nothing else."""
+    return orjson.dumps({"deduplication_id": deduplication_id})
+
+
 def delay_of(data: bytes) -> tuple[int, str, list[str]]:
     """Return `deliver_at_ms`, `tag` and `by` of the properties in `data`, without decoding the others."""
     fields: dict[str, Any] = orjson.loads(data) if data else {}

@@ -17,7 +17,13 @@ from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.store.causer import NODE, Causer
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
-from penstock.store.properties import Properties, decode_properties, encode_properties, tag_hash
+from penstock.store.properties import (
+    Properties,
+    decode_properties,
+    encode_deduplication_id,
+    encode_properties,
+    tag_hash,
+)
 from penstock.store.record import Flag, decode, record_bytes
 from penstock.store.router import Route
 from penstock.store.space import Space
@@ -34,6 +40,9 @@ PROPERTIES_MAX = 128
 PROPERTY_BYTES_MAX = 65_535
 """Maximum size of a name, a value, a tag or a message group. Messages also go out over MQTT, which allows no more (MQTT 5.0,
 1.5.4)."""
+
+
+_IDENTIFIED = 1 | int(Flag.IDENTIFIED)
 
 
 class Refusal(Enum):
@@ -137,6 +146,18 @@ class Sender:
             raise
         traces.sent(properties.user, topic, body, began_ns, stored.position)
         return stored
+
+    def store_identified(
+        self, topic: bytes, body: bytes, sent_id: str, causer: Causer = NODE, *, age_ms: int = 0
+    ) -> StoredMessage:
+        """Store a message that has a deduplication id and no other property, as `store` does. This is on the hot path."""
+        if not sent_id.isascii() or len(sent_id) > ID_BYTES_MAX or len(body) > self._bytes_max:  # `store` says what is wrong
+            return self.store(topic, body, Properties(deduplication_id=sent_id), causer, age_ms=age_ms)
+        route = self._store.router.route(topic, causer)
+        repeated = self._repeated(topic, body, sent_id, age_ms)
+        if repeated is not None:
+            return repeated
+        return StoredMessage(self._store.append_message(route, body, encode_deduplication_id(sent_id), _IDENTIFIED))
 
     def _store_checked(self, topic: bytes, body: bytes, properties: Properties, causer: Causer, age_ms: int) -> StoredMessage:
         """Check and store a message: see `store`."""
@@ -259,7 +280,7 @@ class Sender:
                 raise SendRefused(Refusal.INVALID_PROPERTY, detail)
             # Also a message that is due replaces the pending one of its key, so it goes out by the timer.
             return properties._replace(deliver_at_ms=max(due_ms, now_ms + 1))
-        return properties if due_ms > now_ms else properties._replace(deliver_at_ms=0)
+        return properties._replace(deliver_at_ms=0) if 0 < due_ms <= now_ms else properties
 
 
 def check_properties(properties: Properties) -> None:

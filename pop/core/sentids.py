@@ -22,7 +22,7 @@ from typing import NamedTuple
 from penstock.pop.options import PopOptions
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
-from penstock.store.properties import decode_properties
+from penstock.store.properties import deduplication_id_of
 from penstock.store.record import Flag, Kind, Record
 from penstock.store.store import Store
 
@@ -33,6 +33,7 @@ FORGOTTEN_AT_ONCE_MAX = 8
 """Maximum number of old ids that are forgotten for a new one: more than one, so that none stay, and few, so that a message
 after a pause doesn't wait for all of them."""
 
+_IDENTIFIED = int(Flag.IDENTIFIED)
 _DIGEST_BYTES = 8
 _KEY = Struct(">cQ")
 _SENT = Struct(f"<QqB{_DIGEST_BYTES}s")
@@ -57,11 +58,16 @@ class SentMessage(NamedTuple):
     """The digest of its body."""
 
 
+def _position_of(packed: bytes) -> int:
+    """Return the position of a `SentMessage` that is packed."""
+    return int.from_bytes(packed[:8], "little")
+
+
 def row_of(record: Record) -> bytes | None:
     """Return the value of the row that a record leads to; None if it has no deduplication id."""
     if not record.flags & Flag.IDENTIFIED:
         return None
-    sent_id = decode_properties(record.properties).deduplication_id.encode()
+    sent_id = deduplication_id_of(record.properties).encode()
     return _row(SentMessage(record.position, record.store_ms, record.flags, digest_of(record.body)), record.topic, sent_id)
 
 
@@ -117,7 +123,7 @@ class SentIds:
 
     def _is_young(self, packed: bytes, age_ms: int) -> bool:
         """Return whether a message is not older than `age_ms`. Then one that was forgotten for it may be as young."""
-        stored_ms = SentMessage(*_SENT.unpack(packed)).stored_ms
+        stored_ms: int = _SENT.unpack(packed)[1]
         return self._store.steps.now_for(stored_ms, self._store.now_ms()) - stored_ms <= age_ms
 
     def _is_over(self, stored_ms: int, now_ms: int) -> bool:
@@ -129,21 +135,21 @@ class SentIds:
         return {Kind.MESSAGE: self._apply_message}
 
     def _apply_message(self, record: Record) -> None:
-        if not record.flags & Flag.IDENTIFIED:
+        if not record.flags & _IDENTIFIED:
             return
-        topic, sent_id = record.topic, decode_properties(record.properties).deduplication_id.encode()
+        topic, sent_id = record.topic, deduplication_id_of(record.properties).encode()
         window = self._topics.get(topic)
         if window is not None and sent_id in window:
-            self._forget(SentMessage(*_SENT.unpack(window[sent_id])).position)
+            self._forget(_position_of(window[sent_id]))
         packed = _SENT.pack(record.position, record.store_ms, record.flags, digest_of(record.body))
         self._add(record.position, topic, sent_id, packed)
         window = self._topics[topic]
         while len(window) > self._topic_max:
-            self._forget(SentMessage(*_SENT.unpack(next(iter(window.values())))).position)
+            self._forget(_position_of(next(iter(window.values()))))
         for _ in range(FORGOTTEN_AT_ONCE_MAX):
             position, (oldest_topic, oldest_id) = next(iter(self._order.items()))
-            oldest = SentMessage(*_SENT.unpack(self._topics[oldest_topic][oldest_id]))
-            if len(self._order) <= self._all_max and not self._is_over(oldest.stored_ms, record.store_ms):
+            _, stored_ms, _, _ = _SENT.unpack(self._topics[oldest_topic][oldest_id])
+            if len(self._order) <= self._all_max and not self._is_over(stored_ms, record.store_ms):
                 break
             self._forget(position)
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from penstock.pop.access.caller import causer_of_call, trace_of_call
 from penstock.pop.core.names import message_id
-from penstock.pop.core.sender import PROPERTIES_MAX, Refusal, Sender, SendRefused
+from penstock.pop.core.sender import PROPERTIES_MAX, Refusal, Sender, SendRefused, StoredMessage
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import OK, SendCutShort, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent, sent_plain
@@ -67,7 +67,14 @@ class SendMethods:
                     or message.HasField("extras")
                     or len(message.body) > bytes_max
                 ):
-                    result = self._store_message(message, causer)
+                    if _is_only_identified(message):
+                        stored = self._store_identified(message, causer)
+                        if not stored.is_repeated:
+                            add(SENT_PLAIN % stored.position)
+                            continue
+                        result = _result_of(stored)
+                    else:
+                        result = self._store_message(message, causer)
                     is_any_repeated |= result.repeated
                     add(sent(result))
                 else:
@@ -161,14 +168,44 @@ class SendMethods:
             timer_key=extras.timer_key,
         )
         topic, age_ms = message.topic.encode(), extras.deduplication_age_ms
-        stored = self._sender.store(topic, message.body, properties, causer, age_ms=age_ms)
-        return pb.SendResult(
-            status=OK,
-            message_id=message_id(stored.position),
-            recall_handle=stored.recall_handle,
-            transaction_handle=stored.transaction_handle,
-            repeated=stored.is_repeated,
+        return _result_of(self._sender.store(topic, message.body, properties, causer, age_ms=age_ms))
+
+    def _store_identified(self, message: pb.Message, causer: Causer) -> StoredMessage:
+        extras = message.extras
+        topic, age_ms = message.topic.encode(), extras.deduplication_age_ms
+        return self._sender.store_identified(topic, message.body, extras.deduplication_id, causer, age_ms=age_ms)
+
+
+def _is_only_identified(message: pb.Message) -> bool:
+    """Return whether a message has a deduplication id and no other property."""
+    extras = message.extras
+    return bool(
+        extras.deduplication_id
+        and extras.deduplication_age_ms >= 0
+        and not (
+            extras.expire_after_ms
+            or extras.timer_key
+            or extras.content_type
+            or extras.response_topic
+            or extras.correlation_data
+            or message.tag
+            or message.message_group
+            or message.deliver_at_ms
+            or message.delay_ms
+            or message.producer
+            or message.properties
         )
+    )
+
+
+def _result_of(stored: StoredMessage) -> pb.SendResult:
+    return pb.SendResult(
+        status=OK,
+        message_id=message_id(stored.position),
+        recall_handle=stored.recall_handle,
+        transaction_handle=stored.transaction_handle,
+        repeated=stored.is_repeated,
+    )
 
 
 def _add_trace(request: pb.SendRequest, trace: dict[str, str]) -> None:

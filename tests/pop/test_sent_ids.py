@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from penstock.pop.client.outgoing import OutgoingMessage
 from penstock.pop.core.sender import Refusal, Sender, SendRefused, StoredMessage
 from penstock.pop.errors import BatchFailed, DeduplicationIdReused, DeduplicationWindowPassed, InvalidProperty
 from penstock.pop.options import PopOptions
-from penstock.store.properties import Properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import decode, record_bytes
 from tests.clock import ManualClock
 from tests.pop.wiring import TOPIC, Node, Parts
 
@@ -31,9 +33,31 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 def send(parts: Parts, sent_id: str, body: bytes = b"x", *, topic: str = TOPIC, age_ms: int = 0) -> StoredMessage:
     parts_of_sender = (parts.handles, parts.delayed, parts.timer_keys, parts.transactions, parts.sent_ids)
     sender = Sender(parts.store, *parts_of_sender, *parts.options[:2])
-    stored = sender.store(topic.encode(), body, Properties(deduplication_id=sent_id), age_ms=age_ms)
+    stored = sender.store_identified(topic.encode(), body, sent_id, age_ms=age_ms)
     parts.store.commit()
     return stored
+
+
+@pytest.mark.parametrize("sent_id", ["a", 'with "quotes" and \\', "ü" * 128, "x" * 256, "ü" * 129, "x" * 257])
+def test_the_quick_way_stores_what_the_other_stores_and_refuses_the_same(parts: Parts, sent_id: str) -> None:
+    def stored(topic: str, *, is_quick: bool) -> tuple[Any, ...] | str:
+        parts_of_sender = (parts.handles, parts.delayed, parts.timer_keys, parts.transactions, parts.sent_ids)
+        sender = Sender(parts.store, *parts_of_sender, *parts.options[:2])
+        try:
+            if is_quick:
+                position = sender.store_identified(topic.encode(), b"x", sent_id).position
+            else:
+                position = sender.store(topic.encode(), b"x", Properties(deduplication_id=sent_id)).position
+        except SendRefused as error:
+            return str(error)
+        parts.store.commit()
+        properties = encode_properties(Properties(deduplication_id=sent_id))
+        data = parts.store.read_intact(position, record_bytes(topic.encode(), b"x", properties))
+        assert data is not None
+        record = decode(data, position=position)
+        return record.flags, record.properties, record.body
+
+    assert stored("plant/1", is_quick=True) == stored("plant/2", is_quick=False)
 
 
 def restarted(parts: Parts, keep_index: bool | None) -> Parts:

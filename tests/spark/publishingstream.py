@@ -11,12 +11,10 @@ from pyspark.sql import functions as F
 
 from penstock.spark import publishing
 from penstock.spark.session import open_session
-from tests.spark.sinksource import SinkSource
 
 
 def main(target: str, directory: str, checkpoint: str) -> None:
     spark = open_session("local[2]", "publishing", is_brief=True)
-    spark.dataSource.register(SinkSource)
     lines = spark.readStream.option("maxFilesPerTrigger", 1).text(directory)
     # The time is part of each row, so a batch that was executed again with another time would be stored twice.
     rows = lines.select(

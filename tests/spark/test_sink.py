@@ -53,7 +53,6 @@ from penstock.testing.nodeinprocess import NodeInProcess
 from penstock.testing.nodethread import NodeInThread
 from tests.gateway.certificates import Authority
 from tests.pop.wiring import Node
-from tests.spark.sinksource import SinkSource
 from tests.system.processes import ROOT, NodeProcess
 from tests.waiting import PROCESS_S, WAIT_S_MAX
 from tests.worker.accessfile import access_file
@@ -338,14 +337,8 @@ def test_tokens_and_certificates_come_from_files(tmp_path: Path) -> None:
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def publishing_spark(spark: SparkSession) -> SparkSession:
-    spark.dataSource.register(SinkSource)
-    return spark
-
-
-def test_a_batch_is_stored_once_and_equal_rows_of_it_each(publishing_spark: SparkSession, node: NodeInThread) -> None:
-    rows = publishing_spark.createDataFrame(
+def test_a_batch_is_stored_once_and_equal_rows_of_it_each(spark: SparkSession, node: NodeInThread) -> None:
+    rows = spark.createDataFrame(
         [
             ("spark/1", "1", {"a": "1", "b": "2"}),
             ("spark/1", "1", {"b": "2", "a": "1"}),
