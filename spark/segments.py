@@ -115,22 +115,25 @@ def survey(path: str | Path) -> LogSurvey:
     durable = _mark(directory)
     bases = _bases(directory)
     segments = _sealed(directory, bases)
+    start = segments[0].base if segments else bases[-1]
     begin = _mark(directory)  # read after the files are listed, since retention writes it before it deletes any
-    if begin is not None and begin.begin < bases[0]:
+    if begin is not None and begin.begin < start:
         raise LogCorrupt(
-            f"The log begins at position {begin.begin}, but the files of the {bases[0] - begin.begin} bytes before position "
-            f"{bases[0]} are missing. {REMEDY}"
+            f"The log begins at position {begin.begin}, but the files of the {start - begin.begin} bytes before position "
+            f"{start} are missing. {REMEDY}"
         )
     last = _segment_path(directory, bases[-1])
     tail = find_tail(last, bases[-1], _known_in(last, bases[-1], durable))
+    if _goes_on(directory, bases[-1], tail.end):
+        return survey(path)
     if durable is not None and durable.position > tail.end:
         raise LogCorrupt(
             f"The log was durable up to position {durable.position}, but its files end at position {tail.end}: "
             f"{durable.position - tail.end} bytes are missing. {REMEDY}"
         )
     segments.append(LogSegment(last, bases[-1], tail.end))
-    first_ms = _ms_at(segments[0], segments[0].base) if tail.end > bases[0] else 0
-    return LogSurvey(directory, segments, bases[0], tail.end, first_ms, tail.last_ms, tail.torn)
+    first_ms = _ms_at(segments[0], start) if tail.end > start else 0
+    return LogSurvey(directory, segments, start, tail.end, first_ms, tail.last_ms, tail.torn)
 
 
 def end_of(path: str | Path, known: int = 0) -> int:
@@ -149,7 +152,8 @@ def end_of(path: str | Path, known: int = 0) -> int:
     base = _bases(directory)[-1]
     last = _segment_path(directory, base)
     start = _known_in(last, base, durable)
-    return find_tail(last, base, max(start, known) if known <= base + os.stat(last).st_size else start).end
+    end = find_tail(last, base, max(start, known) if known <= base + os.stat(last).st_size else start).end
+    return end_of(path, end) if _goes_on(directory, base, end) else end
 
 
 def begin_of(path: str | Path) -> int:
@@ -188,7 +192,8 @@ def cut(log: LogSurvey, end: int) -> LogSurvey | None:
 def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: int = BLOCK_BYTES) -> Iterator[RecordBlock]:
     """Yield the records of a segment from position `start` to `stop`, or without `stop` up to the last whole record.
 
-    It follows the size fields and checks no checksum; `verify` does that.
+    It follows the size fields and checks no checksum; `verify` does that. A node that starts after a kill cuts the end off the
+    last segment, once it has written these records into a segment of their own. The reader goes on there.
 
     Raises:
         RecordCorrupt: no record ends exactly at `stop`, or the disk can't read a record.
@@ -211,6 +216,13 @@ def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: i
             if failure is not None:
                 reason = f"the disk can't read it ({failure.strerror}). {REMEDY}"
                 raise RecordCorrupt(position, reason, os.path.basename(path)) from failure
+            if stop is not None and not buffer:
+                moved_to = _base_at(Path(path).parent, position)
+                if moved_to is not None and moved_to > base:
+                    yield from blocks(
+                        _segment_path(Path(path).parent, moved_to), moved_to, position, stop, block_bytes=block_bytes
+                    )
+                    return
             size = int.from_bytes(buffer[:4], "little") if len(buffer) >= record.HEADER_BYTES else 0
             longer = len(buffer) == room < size <= record.RECORD_BYTES_MAX
             if longer and (stop is None or position + size <= stop):
@@ -305,6 +317,19 @@ def first_ms(segment: LogSegment) -> int | None:
     return _ms_at(segment, segment.base) if segment.stop > segment.base else None
 
 
+def _goes_on(directory: Path, base: int, end: int) -> bool:
+    """Return whether the node has begun another segment where the last one ends, since the files were listed.
+
+    A start after a kill does so in the middle of the last segment: it writes the end of that anew, and then cuts the old file.
+    """
+    return end > base and os.path.exists(_segment_path(directory, end))
+
+
+def _base_at(directory: Path, position: int) -> int | None:
+    """Return the position of the segment that has a record now; None if there is no such segment."""
+    return max((base for base in _bases(directory) if base <= position), default=None)
+
+
 def _mark(directory: Path) -> Mark | None:
     return SyncMark(directory.parent).read() if directory.name == DIRECTORY else None
 
@@ -324,11 +349,18 @@ def _segment_path(directory: Path, base: int) -> str:
 
 
 def _sealed(directory: Path, bases: list[int]) -> list[LogSegment]:
-    """Return all segments but the last. A sealed segment ends where the next one begins, even before it is truncated."""
-    segments = []
+    """Return all segments but the last, as far as retention has left them.
+
+    A sealed segment ends where the next one begins, even before it is truncated.
+    """
+    segments: list[LogSegment] = []
     for base, following in pairwise(bases):
         path = _segment_path(directory, base)
-        size = os.stat(path).st_size
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:  # retention has deleted it since the files were listed, and those before it
+            segments.clear()
+            continue
         if base + size < following:
             raise LogCorrupt(
                 f"Segment {os.path.basename(path)} has {size} bytes, but the next one starts at position {following}: "

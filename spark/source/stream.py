@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypedDict
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -81,34 +82,41 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position, skipped = start["position"], start["skipped_bytes"]
         end = self._end() if self._target is None else self._target
         if end < position:
-            if self._target is not None:  # the batch before has reached the target
-                return start
             raise RecordsLost(
                 f"The stream has read up to position {position}, but the log ends at position {end}: it is of another node, or "
                 f"has lost its end. Begin again with a new checkpoint."
             )
-        begin = segments.begin_of(self._options.path)
-        if begin > position:
-            self._lost(position, min(begin, end))
-            skipped += min(begin, end) - position
-            position = min(begin, end)
-        if position == end:
-            return {"position": end, "skipped_bytes": skipped}
         room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else FAR
-        self._batch = self._cut(position, end, min(room, end - position))
-        return {"position": self._batch[-1].stop, "skipped_bytes": skipped}
+        first, self._batch = self._planned(position, end, room)
+        skipped += first - position
+        return {"position": self._batch[-1].stop if self._batch else end, "skipped_bytes": skipped}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the inputs of a batch. After a restart Spark asks for that of a batch which another process had planned."""
         position = start["position"] + end["skipped_bytes"] - start["skipped_bytes"]
         stop = end["position"]
         if not self._batch or (self._batch[0].start, self._batch[-1].stop) != (position, stop):
-            begin = segments.begin_of(self._options.path)
-            if begin > position:
-                self._lost(position, min(begin, stop))
-                position = min(begin, stop)
-            self._batch = self._cut(position, stop, stop - position) if position < stop else []
+            _, self._batch = self._planned(position, stop, FAR)
         return self._batch
+
+    def _planned(self, position: int, end: int, room: int) -> tuple[int, list[LogPartition]]:
+        """Return where the log goes on from a position, and its pieces from there on that fit into `room`.
+
+        Raises:
+            RecordsLost: it does not go on at the position itself.
+            RecordCorrupt: the log is damaged.
+        """
+        while True:
+            begin = min(segments.begin_of(self._options.path), end)
+            if begin > position:
+                self._lost(position, begin)
+                position = begin
+            if position == end:
+                return position, []
+            with suppress(LogMissing):  # retention has deleted more meanwhile
+                batch = self._cut(position, end, min(room, end - position))
+                if batch and batch[0].start == position:
+                    return position, batch
 
     def _cut(self, position: int, end: int, room: int) -> list[LogPartition]:
         """Return pieces of the log from a position on: as many as fit into `room`, but at least one."""

@@ -161,6 +161,46 @@ def test_a_survey_beside_a_writer_sees_only_whole_records(tmp_path: Path) -> Non
     assert found[-1] == max(ends)
 
 
+def test_a_survey_goes_on_where_a_start_of_the_node_has_cut_the_last_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = three_segments()
+    last = max(log.save(tmp_path).iterdir())
+    cut = list(log.records())[25].position
+    find_tail = segments.find_tail
+
+    def cutting(path: str, base: int, known: int | None = None) -> segments.LogTail:
+        if path == str(last):
+            content = last.read_bytes()
+            (last.parent / f"{cut:020d}.log").write_bytes(content[cut - int(last.stem) :])
+            last.write_bytes(content[: cut - int(last.stem)])
+        return find_tail(path, base, known)
+
+    content = last.read_bytes()
+    for is_survey in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "find_tail", cutting)
+            assert (segments.survey(tmp_path).end if is_survey else segments.end_of(tmp_path)) == log.end
+        (last.parent / f"{cut:020d}.log").unlink()
+        last.write_bytes(content)
+
+
+def test_a_survey_leaves_out_what_retention_deletes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = three_segments()
+    first, second, _ = sorted(log.save(tmp_path).iterdir())
+    stat = os.stat
+
+    def deleting(path: str, **more: object) -> os.stat_result:
+        if path == str(second):
+            first.unlink()
+            second.unlink()
+        return stat(path, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", deleting)
+    found = segments.survey(tmp_path)
+    assert (found.start, found.end, len(found.segments)) == (log.end - len(log.segments[2]), log.end, 1)
+
+
 def test_an_earlier_end_hides_what_came_after_it(tmp_path: Path) -> None:
     log = three_segments()
     log.save(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from penstock.spark import segments
 from penstock.spark.errors import RecordsLost
 from penstock.spark.source.options import StreamOptions
+from penstock.spark.source.reader import LogPartition
 from penstock.spark.source.stream import LogStreamReader
 from penstock.store import record
 from penstock.store.errors import RecordCorrupt
@@ -248,13 +249,71 @@ def test_a_segment_that_is_deleted_before_a_worker_reads_it_is_an_error_or_is_le
         path.write_bytes(content)
 
 
-def test_a_log_that_has_lost_its_end_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["listed", "planned"])
+def test_a_segment_that_is_deleted_while_a_batch_is_planned_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    log = a_log()
+    directory = log.save(tmp_path)
+    first, second, _ = sorted(int(path.stem) for path in directory.iterdir())
+    survey, blocks = segments.survey_until, segments.blocks
+
+    def delete() -> None:
+        (directory / f"{first:020d}.log").unlink(missing_ok=True)
+
+    def listed(*arguments: Any) -> Any:
+        delete()
+        return survey(*arguments)
+
+    def planned(path: str, *more: Any, **named: Any) -> Any:
+        if path == str(directory / f"{first:020d}.log"):
+            delete()
+        return blocks(path, *more, **named)
+
+    for options in ({}, {"failOnDataLoss": "false"}):
+        query = Query(tmp_path, {"maxBytesPerTrigger": "200", **options})
+        query.offset = query.reader.initialOffset()
+        path = directory / f"{first:020d}.log"
+        content = path.read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, *(("survey_until", listed) if step == "listed" else ("blocks", planned)))
+            if options:
+                query.batch()
+                assert query.offset["skipped_bytes"] == second - first
+            else:
+                with pytest.raises(RecordsLost, match=f"from position {first} to {second}"):
+                    query.batch()
+        path.write_bytes(content)
+
+
+def test_records_that_a_start_of_the_node_writes_anew_are_read_where_they_are_then(tmp_path: Path) -> None:
+    """A start after a kill copies the end of the last segment into a new one, and cuts the old one there."""
+    log = a_log()
+    directory = log.save(tmp_path)
+    reader = Query(tmp_path).reader
+    start = reader.initialOffset()
+    *_, part = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    assert isinstance(part, LogPartition)
+    old = max(directory.iterdir())
+    content = old.read_bytes()
+    for cut in (messages_of(log)[50], messages_of(log)[45]):
+        (directory / f"{cut:020d}.log").write_bytes(content[cut - int(old.stem) :])
+        old.write_bytes(content[: cut - int(old.stem)])
+        for begin in (part.start, cut, messages_of(log)[55]):
+            rows = [row for batch in reader.read(replace(part, start=begin)) for row in batch["position"].to_pylist()]
+            assert rows == [position for position in messages_of(log) if position >= begin]
+
+
+@pytest.mark.parametrize("is_available_now", [False, True])
+def test_a_log_that_has_lost_its_end_is_an_error(tmp_path: Path, is_available_now: bool) -> None:
     log = a_log()
     growing, query = Growing(log, tmp_path), Query(tmp_path)
     growing.write(log.end)
     query.run()
     growing.write(messages_of(log)[50])
     query.restart()
+    if is_available_now:
+        query.reader.prepareForTriggerAvailableNow()
     with pytest.raises(RecordsLost, match=rf"read up to position {log.end}, but the log ends at position {growing.written}"):
         query.batch()
 
