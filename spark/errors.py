@@ -19,6 +19,10 @@ class LogMissing(ReconcileError):
     """Raised when a directory holds no CommitLog, or a segment disappears before it is read."""
 
 
+class LogUnreadable(ReconcileError):
+    """Raised when the user of the process may not read the directory of a log."""
+
+
 class ReadOptionInvalid(ReconcileError):
     """Raised for an invalid option of the data source or of the reconciliation."""
 

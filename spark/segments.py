@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.spark.errors import LogMissing
+from penstock.spark.errors import LogMissing, LogUnreadable
 from penstock.store import record, recordscan
 from penstock.store.errors import LogCorrupt, RecordCorrupt
 from penstock.store.syncmark import Mark, SyncMark
@@ -93,11 +93,21 @@ def find(path: str | Path) -> Path:
 
     Raises:
         LogMissing: neither holds a segment.
+        LogUnreadable: the user of this process may not look.
     """
-    for directory in (Path(path).absolute() / DIRECTORY, Path(path).absolute()):
-        if directory.is_dir() and any(directory.glob(f"*{SUFFIX}")):
+    absolute = Path(path).absolute()
+    for directory in (absolute / DIRECTORY, absolute):
+        try:
+            names = os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            raise LogUnreadable(
+                f"{directory} can't be read ({error.strerror}). Run as the user of the node, or let this user read it."
+            ) from error
+        if any(name.endswith(SUFFIX) for name in names):
             return directory
-    raise LogMissing(f"{path} holds no CommitLog. Name a data directory, or its folder `{DIRECTORY}`.")
+    raise LogMissing(f"{absolute} holds no CommitLog. Name a data directory, or its folder `{DIRECTORY}`.")
 
 
 def survey(path: str | Path) -> LogSurvey:
@@ -336,10 +346,13 @@ def _mark(directory: Path) -> Mark | None:
 
 def _bases(directory: Path) -> list[int]:
     bases = []
-    for path in directory.glob(f"*{SUFFIX}"):
-        digits = path.name.removesuffix(SUFFIX)
+    for name in os.listdir(directory):
+        digits = name.removesuffix(SUFFIX)
+        if digits == name:
+            continue
         if len(digits) != NAME_DIGITS or not digits.isdigit():
-            raise LogCorrupt(f"{path} is not a segment: its name is not {NAME_DIGITS} digits and {SUFFIX}. Move the file away.")
+            reason = f"its name is not {NAME_DIGITS} digits and {SUFFIX}. Move the file away."
+            raise LogCorrupt(f"{directory / name} is not a segment: {reason}")
         bases.append(int(digits))
     return sorted(bases)
 

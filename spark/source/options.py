@@ -134,10 +134,10 @@ def chosen_columns(table: ParquetTable, wanted: Iterable[tuple[str, str]]) -> li
     """Return the names of the columns that a schema has, given as pairs of name and SQL type.
 
     Raises:
-        ReadOptionInvalid: the table does not have such a column.
+        ReadOptionInvalid: the table does not have such a column, or the schema has none. Rows without columns are not counted.
     """
     types = {column.name: column.type for column in table.columns}
-    names = []
+    names: list[str] = []
     for name, sql in wanted:
         if name not in types:
             raise ReadOptionInvalid(
@@ -146,6 +146,8 @@ def chosen_columns(table: ParquetTable, wanted: Iterable[tuple[str, str]]) -> li
         if sql != types[name]:
             raise ReadOptionInvalid(f"The schema has the column {name} as {sql}, but it is {ColumnType(types[name])}.")
         names.append(name)
+    if not names:
+        raise ReadOptionInvalid(f"The schema has no columns. Name at least one of {', '.join(types)}.")
     return names
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from penstock.spark import segments
-from penstock.spark.errors import LogMissing, RecordsLost
+from penstock.spark.errors import LogMissing, ReadOptionInvalid, RecordsLost
 from penstock.spark.source.filters import RecordFilter
-from penstock.spark.source.options import FAR, StreamOptions
+from penstock.spark.source.options import FAR, LATEST, StreamOptions
 from penstock.spark.source.places import position_of
 from penstock.spark.source.reader import LogPartition, RowReader, piece_size, pieces
 
@@ -55,8 +57,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- on the driver ----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins."""
+        """Return where a query without a checkpoint begins. Raises ReadOptionInvalid if the log has not got there."""
         end = self._end()
+        self._check_start(end)
         listed = segments.survey_until(self._options.path, end)
         return {"position": position_of(self._options.start, listed) if listed else end, "skipped_bytes": 0}
 
@@ -98,6 +101,19 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._batch or (self._batch[0].start, self._batch[-1].stop) != (position, stop):
             _, self._batch = self._planned(position, stop, FAR)
         return self._batch
+
+    def _check_start(self, end: int) -> None:
+        """Refuse to begin later than now: the stream would have records before that place. Raises ReadOptionInvalid."""
+        start = self._options.start
+        if end < start.position < FAR:
+            raise ReadOptionInvalid(
+                f"startingOffsets is {start.position}, but the log ends at position {end}. Use {LATEST}, or one before that."
+            )
+        if start.at_ms is not None and start.at_ms > time.time() * 1000:
+            at = datetime.fromtimestamp(start.at_ms / 1000, UTC).isoformat()
+            raise ReadOptionInvalid(
+                f"startingOffsets is {at}, which is in the future. Use {LATEST}, and a filter on the column `time`."
+            )
 
     def _planned(self, position: int, end: int, room: int) -> tuple[int, list[LogPartition]]:
         """Return where the log goes on from a position, and its pieces from there on that fit into `room`.

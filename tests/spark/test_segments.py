@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 
 from penstock.spark import segments
-from penstock.spark.errors import LogMissing
+from penstock.spark.errors import LogMissing, LogUnreadable
 from penstock.store import record, recordscan
 from penstock.store.errors import LogCorrupt, RecordCorrupt
 from penstock.store.record import Kind
@@ -43,6 +43,17 @@ def test_a_log_is_found_by_its_data_directory_and_by_its_own(tmp_path: Path) -> 
 def test_a_directory_without_a_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LogMissing, match="holds no CommitLog"):
         segments.survey(tmp_path)
+
+
+def test_a_directory_that_the_user_may_not_read_is_not_one_without_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "listdir", refused)  # the tests may run as root, whom no mode of a directory stops
+    with pytest.raises(LogUnreadable, match=r"commitlog can't be read \(Permission denied\). Run as the user of the node"):
+        segments.find(tmp_path)
 
 
 @pytest.mark.parametrize("hole_bytes", [0, 3, 100_000])

@@ -354,6 +354,7 @@ def test_options_have_values_of_their_kinds() -> None:
     [
         ([("colour", "string")], "has the column 'colour', but the columns of messages are position"),
         ([("topic", "int")], "has the column topic as int, but it is string"),
+        ([], "has no columns. Name at least one of position"),
     ],
 )
 def test_a_schema_chooses_columns_of_the_table(schema: list[tuple[str, str]], complaint: str) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from penstock.spark import segments
-from penstock.spark.errors import RecordsLost
+from penstock.spark.errors import ReadOptionInvalid, RecordsLost
 from penstock.spark.source.options import StreamOptions
 from penstock.spark.source.reader import LogPartition
 from penstock.spark.source.stream import LogStreamReader
@@ -192,6 +192,19 @@ def test_a_stream_begins_where_it_is_told(tmp_path: Path, start: str, first: int
     text = {"position": str(positions[25]), "in a record": str(positions[25] + 1)}.get(start, start)
     query = Query(tmp_path, {"startingOffsets": text})
     assert query.run() == positions[first:]
+
+
+@pytest.mark.parametrize(
+    ("start", "complaint"),
+    [
+        ("1000000", "is 1000000, but the log ends at position 3130"),
+        ("2999-01-01", "is 2999-01-01T00:00:00[+]00:00, which is in the future"),
+    ],
+)
+def test_a_stream_can_not_begin_later_than_now(tmp_path: Path, start: str, complaint: str) -> None:
+    a_log().save(tmp_path)
+    with pytest.raises(ReadOptionInvalid, match=complaint):
+        Query(tmp_path, {"startingOffsets": start}).batch()
 
 
 def test_a_topic_filter_chooses_messages_and_columns_come_with_them(tmp_path: Path) -> None:
