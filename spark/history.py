@@ -32,8 +32,9 @@ def read_table(spark: SparkSession, path: str | Path, table: ParquetTable, *, ta
     Raises:
         LogMissing: the directory holds no log.
     """
-    data_dir = segments.find(path).parent
-    begin, end = segments.begin_of(path), segments.end_of(path)
+    directory = segments.find(path)
+    data_dir = directory.parent
+    begin, end = segments.begin_of(directory), segments.end_of(directory)
     cut = written_until(data_dir)
     files = [part.path(table.name) for part in segment_files(data_dir / DIRECTORY, cut)]
     history = read_files(spark, table, files)
@@ -42,7 +43,7 @@ def read_table(spark: SparkSession, path: str | Path, table: ParquetTable, *, ta
     columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
     source = spark.read.format("penstock").schema(columns).option("table", table.name).option("until", end)
     # Without files, the messages that retention has copied forward are rows, too: they are before the beginning of the log.
-    recent = source.option("from", cut if files and cut >= begin else 0).load(str(data_dir))
+    recent = source.option("from", cut if files and cut >= begin else 0).load(str(directory))
     return history.unionByName(recent) if files else recent
 
 

@@ -322,6 +322,16 @@ def topic_at(segments: list[LogSegment], position: int) -> str | None:
     return head[record.HEADER_BYTES : record.HEADER_BYTES + topic_len].decode(errors="replace")
 
 
+def is_record(segment: LogSegment, position: int) -> bool:
+    """Return whether a whole record begins at a position of a segment."""
+    try:
+        for block in blocks(segment.path, segment.base, position, segment.stop, block_bytes=record.HEADER_BYTES):
+            return _intact(block.buffer, 0)
+    except RecordCorrupt:  # its size can't be
+        pass
+    return False
+
+
 def first_ms(segment: LogSegment) -> int | None:
     """Return the store time of the first record of a segment, or None if the segment is empty."""
     return _ms_at(segment, segment.base) if segment.stop > segment.base else None

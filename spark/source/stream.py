@@ -49,6 +49,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = RowReader(options.table, tuple(names), options.topic, RecordFilter())
         self._known = 0
         """The log is whole up to here."""
+        self._begin: int | None = None
+        """Where a query without a checkpoint begins."""
+        self._is_of_log = False
+        """Whether the offset of the query is known to be one of this log."""
         self._target: int | None = None
         """Where a query ends that reads what is available now."""
         self._batch: list[LogPartition] = []
@@ -57,11 +61,16 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- on the driver ----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins. Raises ReadOptionInvalid if the log has not got there."""
-        end = self._end()
-        self._check_start(end)
-        listed = segments.survey_until(self._options.path, end)
-        return {"position": position_of(self._options.start, listed) if listed else end, "skipped_bytes": 0}
+        """Return where a query without a checkpoint begins. Raises ReadOptionInvalid if the log has not got there.
+
+        Spark asks twice, for the end of the first batch and for its inputs, and `latest` is further on the second time.
+        """
+        if self._begin is None:
+            end = self._end()
+            self._check_start(end)
+            listed = segments.survey_until(self._options.path, end)
+            self._begin = position_of(self._options.start, listed) if listed else end
+        return {"position": self._begin, "skipped_bytes": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return how much a batch may read."""
@@ -115,11 +124,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"startingOffsets is {at}, which is in the future. Use {LATEST}, and a filter on the column `time`."
             )
 
+    def _check_offset(self, position: int, end: int) -> None:
+        """Refuse an offset that a checkpoint has, and at which no record begins. Raises RecordsLost."""
+        if self._is_of_log:
+            return
+        for segment in segments.survey_until(self._options.path, end):
+            if segment.base < position < segment.stop and not segments.is_record(segment, position):
+                raise RecordsLost(
+                    f"The stream has read up to position {position}, but no record of the log begins there: the checkpoint is "
+                    f"of another node, or the record is damaged. Begin again with a new checkpoint, or run `penstock verify`."
+                )
+        self._is_of_log = True
+
     def _planned(self, position: int, end: int, room: int) -> tuple[int, list[LogPartition]]:
         """Return where the log goes on from a position, and its pieces from there on that fit into `room`.
 
         Raises:
-            RecordsLost: it does not go on at the position itself.
+            RecordsLost: it does not go on at the position itself, or no record begins there.
             RecordCorrupt: the log is damaged.
         """
         while True:
@@ -127,9 +148,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begin > position:
                 self._lost(position, begin)
                 position = begin
-            if position == end:
+            if position >= end:
                 return position, []
             with suppress(LogMissing):  # retention has deleted more meanwhile
+                self._check_offset(position, end)
                 batch = self._cut(position, end, min(room, end - position))
                 if batch and batch[0].start == position:
                     return position, batch

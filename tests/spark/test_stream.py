@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from penstock.spark import segments
+from penstock.spark import messages, segments
 from penstock.spark.errors import ReadOptionInvalid, RecordsLost
 from penstock.spark.source.options import StreamOptions
 from penstock.spark.source.reader import LogPartition
@@ -207,6 +207,24 @@ def test_a_stream_can_not_begin_later_than_now(tmp_path: Path, start: str, compl
         Query(tmp_path, {"startingOffsets": start}).batch()
 
 
+def test_a_stream_begins_at_one_place_although_the_log_grows(tmp_path: Path) -> None:
+    """Spark asks for the beginning before each step of the first batch, and again when that is repeated after a kill."""
+    log = a_log()
+    growing, query = Growing(log, tmp_path), Query(tmp_path, {"startingOffsets": "latest"})
+    first, second, third = (messages_of(log)[number] for number in (10, 20, 30))
+    growing.write(first)
+    start = query.reader.initialOffset()
+    growing.write(second)
+    end = query.reader.latestOffset(start, ReadAllAvailable())
+    growing.write(third)
+    assert query.reader.initialOffset() == start == {"position": first, "skipped_bytes": 0}
+    assert [part.stop for part in query.reader.partitions(start, end) if isinstance(part, LogPartition)] == [second]
+    query.restart()
+    again = query.reader.initialOffset()
+    assert again["position"] == third
+    assert query.reader.partitions(again, end) == []
+
+
 def test_a_topic_filter_chooses_messages_and_columns_come_with_them(tmp_path: Path) -> None:
     log = a_log(9)
     log.save(tmp_path)
@@ -331,6 +349,14 @@ def test_a_log_that_has_lost_its_end_is_an_error(tmp_path: Path, is_available_no
         query.batch()
 
 
+def test_the_checkpoint_of_another_log_is_an_error(tmp_path: Path) -> None:
+    log = a_log()
+    log.save(tmp_path)
+    position = messages_of(log)[30] + 1
+    with pytest.raises(RecordsLost, match=f"read up to position {position}, but no record of the log begins there"):
+        Query(tmp_path, offset={"position": position, "skipped_bytes": 0}).batch()
+
+
 def test_damage_is_an_error_and_no_end_of_the_log(tmp_path: Path) -> None:
     log = a_log()
     directory = log.save(tmp_path)
@@ -362,3 +388,9 @@ def test_spark_runs_a_stream_and_goes_on_from_its_checkpoint(spark: SparkSession
         assert progress is not None
         assert json.loads(progress.sources[0].endOffset) == {"position": until, "skipped_bytes": 0}
     assert found == [(each.topic.decode(), each.body) for each in log.records() if each.kind == Kind.MESSAGE]
+
+
+def test_the_messages_of_a_folder_of_segments_are_read_whatever_its_name_is(spark: SparkSession, tmp_path: Path) -> None:
+    directory = a_log().save(tmp_path / "data")
+    (tmp_path / "segments").symlink_to(directory)
+    assert messages(spark, tmp_path / "segments").count() == 60
