@@ -38,6 +38,10 @@ _DIGEST_BYTES = 8
 _KEY = Struct(">cQ")
 _SENT = Struct(f"<QqB{_DIGEST_BYTES}s")
 _ROW = Struct(f"<qB{_DIGEST_BYTES}sH")
+_TOPIC_BYTES = Struct("<H")
+_POSITION_BYTES = 8
+_TIME_STOP = _POSITION_BYTES + 8
+assert _ROW.size == _SENT.size - _POSITION_BYTES + _TOPIC_BYTES.size
 
 
 def digest_of(body: bytes) -> bytes:
@@ -60,7 +64,7 @@ class SentMessage(NamedTuple):
 
 def _position_of(packed: bytes) -> int:
     """Return the position of a `SentMessage` that is packed."""
-    return int.from_bytes(packed[:8], "little")
+    return int.from_bytes(packed[:_POSITION_BYTES], "little")
 
 
 def row_of(record: Record) -> bytes | None:
@@ -68,11 +72,12 @@ def row_of(record: Record) -> bytes | None:
     if not record.flags & Flag.IDENTIFIED:
         return None
     sent_id = deduplication_id_of(record.properties).encode()
-    return _row(SentMessage(record.position, record.store_ms, record.flags, digest_of(record.body)), record.topic, sent_id)
+    return _row(_SENT.pack(record.position, record.store_ms, record.flags, digest_of(record.body)), record.topic, sent_id)
 
 
-def _row(sent: SentMessage, topic: bytes, sent_id: bytes) -> bytes:
-    return _ROW.pack(sent.stored_ms, sent.flags, sent.digest, len(topic)) + topic + sent_id
+def _row(packed: bytes, topic: bytes, sent_id: bytes) -> bytes:
+    """Return the value of a row: what is packed of the message but for its position, the size of the topic, topic and id."""
+    return packed[_POSITION_BYTES:] + _TOPIC_BYTES.pack(len(topic)) + topic + sent_id
 
 
 class SentIds:
@@ -142,21 +147,27 @@ class SentIds:
         if window is not None and sent_id in window:
             self._forget(_position_of(window[sent_id]))
         packed = _SENT.pack(record.position, record.store_ms, record.flags, digest_of(record.body))
-        self._add(record.position, topic, sent_id, packed)
-        window = self._topics[topic]
+        window = self._add(record.position, topic, sent_id, packed)
         while len(window) > self._topic_max:
             self._forget(_position_of(next(iter(window.values()))))
+        order, topics = self._order, self._topics
         for _ in range(FORGOTTEN_AT_ONCE_MAX):
-            position, (oldest_topic, oldest_id) = next(iter(self._order.items()))
-            _, stored_ms, _, _ = _SENT.unpack(self._topics[oldest_topic][oldest_id])
-            if len(self._order) <= self._all_max and not self._is_over(stored_ms, record.store_ms):
+            position = next(iter(order))
+            oldest_topic, oldest_id = order[position]
+            stored_ms = int.from_bytes(topics[oldest_topic][oldest_id][_POSITION_BYTES:_TIME_STOP], "little")
+            if len(order) <= self._all_max and not self._is_over(stored_ms, record.store_ms):
                 break
             self._forget(position)
 
-    def _add(self, position: int, topic: bytes, sent_id: bytes, packed: bytes) -> None:
-        self._topics.setdefault(topic, OrderedDict())[sent_id] = packed
+    def _add(self, position: int, topic: bytes, sent_id: bytes, packed: bytes) -> OrderedDict[bytes, bytes]:
+        """Remember a message; return those of its topic."""
+        window = self._topics.get(topic)
+        if window is None:
+            window = self._topics[topic] = OrderedDict()
+        window[sent_id] = packed
         self._order[position] = (topic, sent_id)
         self._changed.add(position)
+        return window
 
     def _forget(self, position: int) -> None:
         topic, sent_id = self._order.pop(position)
@@ -183,7 +194,7 @@ class SentIds:
                 batch.delete(key)
                 continue
             topic, sent_id = found
-            batch.put(key, _row(SentMessage(*_SENT.unpack(self._topics[topic][sent_id])), topic, sent_id))
+            batch.put(key, _row(self._topics[topic][sent_id], topic, sent_id))
         self._changed.clear()
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
