@@ -25,7 +25,7 @@ from penstock.node.document import toml_of
 from penstock.node.node import Node
 from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
-from penstock.spark.parquet.schema import CAUSES, START, TABLES, ParquetTable
+from penstock.spark.parquet.schema import CAUSES, RECORDS, START, TABLES, ParquetTable
 from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_MESSAGES
 from penstock.spark.reconciliation.tables import REPORT_TABLES
 from penstock.store.options import HostPort, bounds_of, describe_allowed
@@ -241,7 +241,7 @@ def tables_page() -> str:
         "Each of them "
         "has the partition column `date` besides, the day in UTC on which its segment begins.",
     ]
-    parts += [*_described(TABLES), f"## {START.name}", START.doc]
+    parts += [*_described(TABLES), f"## {START.name}", START.doc, *_described([RECORDS])]
     causes = [(f"`{cause}`", f"{meaning}.") for cause, meaning in CAUSES.items()]
     return "\n\n".join([*parts, "## Causes", _table(("Cause in `ends`", "Meaning"), causes)]) + "\n"
 
