@@ -111,20 +111,21 @@ def _input_bytes(spark: SparkSession) -> int:
 
 
 def _available_now(spark: SparkSession, data_dir: Path, count: int) -> Row:
-    """Copy all messages to Parquet by a stream that ends where the log ends."""
+    """Copy all messages to Parquet by a stream that ends where the log ends. The second time counts."""
     copied = data_dir.parent / "copied"
-    before_s, began_s = processor_s(os.getpid()), time.monotonic()
-    stream = spark.readStream.format("penstock").load(str(data_dir)).writeStream.format("parquet")
-    stream = stream.option("path", str(copied)).option("checkpointLocation", str(copied / "checkpoint"))
-    stream.trigger(availableNow=True).start().awaitTermination()
-    took_s = time.monotonic() - began_s
-    found = spark.read.parquet(str(copied)).count()
-    assert found >= count, (found, count)
-    shutil.rmtree(copied)
+    for _ in range(2):
+        before_s, began_s = processor_s(os.getpid()), time.monotonic()
+        stream = spark.readStream.format("penstock").load(str(data_dir)).writeStream.format("parquet")
+        stream = stream.option("path", str(copied)).option("checkpointLocation", str(copied / "checkpoint"))
+        stream.trigger(availableNow=True).start().awaitTermination()
+        took_s, cpu_s = time.monotonic() - began_s, processor_s(os.getpid()) - before_s
+        found = spark.read.parquet(str(copied)).count()
+        assert found >= count, (found, count)
+        shutil.rmtree(copied)
     return {
         "what": f"stream of what is available, {found:,} messages to Parquet: {found / took_s:,.0f}/s",
         "s": round(took_s, 1),
-        "cpu_s": round(processor_s(os.getpid()) - before_s, 1),
+        "cpu_s": round(cpu_s, 1),
         "mib": "",
     }
 
