@@ -39,9 +39,11 @@ class NodeInProcess:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._clock = AdvancingClock()
         self._node: Node | None = None
+        self._has_configured_logs = False
 
     async def __aenter__(self) -> NodeInProcess:
-        if not structlog.is_configured():
+        self._has_configured_logs = not structlog.is_configured()
+        if self._has_configured_logs:
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
         if self._data_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="penstock-test-")
@@ -69,6 +71,8 @@ class NodeInProcess:
     ) -> None:
         node, self._node = self._running(), None
         await node.stop()
+        if self._has_configured_logs:
+            structlog.reset_defaults()
         if self._temporary is not None:
             await asyncio.to_thread(self._temporary.cleanup)
 

@@ -48,7 +48,9 @@ class SendMethods:
         bytes_max = self._message_bytes_max
         if trace := trace_of_call():
             _add_trace(request, trace)
-        if len(request.messages) >= TOGETHER_MIN and (answer := self._store_together(request, causer)) is not None:
+        # The messages of a call are alike, so if the first one has more than topic and body, it does not pay to look at all.
+        may_be_plain = len(request.messages) >= TOGETHER_MIN and not request.messages[0].HasField("extras")
+        if may_be_plain and (answer := self._store_together(request, causer)) is not None:
             await self._store.durable()
             return answer
         results: list[bytes] = []
@@ -57,28 +59,28 @@ class SendMethods:
         # DiskFull ends the whole call, so that the client sends all of it again.
         for message in request.messages:
             try:
-                if (
+                has_more = (
                     message.tag
                     or message.message_group
                     or message.deliver_at_ms
                     or message.delay_ms
                     or message.producer
                     or message.properties
-                    or message.HasField("extras")
                     or len(message.body) > bytes_max
-                ):
-                    if _is_only_identified(message):
-                        stored = self._store_identified(message, causer)
-                        if not stored.is_repeated:
-                            add(SENT_PLAIN % stored.position)
-                            continue
-                        result = _result_of(stored)
-                    else:
-                        result = self._store_message(message, causer)
-                    is_any_repeated |= result.repeated
-                    add(sent(result))
-                else:
+                )
+                if not has_more and not message.HasField("extras"):
                     add(SENT_PLAIN % append(route_of(message.topic.encode(), causer), message.body, b"", 1))
+                    continue
+                if not has_more and _are_only_an_id(message.extras):
+                    stored = self._store_identified(message, causer)
+                    if not stored.is_repeated:
+                        add(SENT_PLAIN % stored.position)
+                        continue
+                    result = _result_of(stored)
+                else:
+                    result = self._store_message(message, causer)
+                is_any_repeated |= result.repeated
+                add(sent(result))
             except DiskFull as error:
                 if self._store.log.end > end:
                     raise SendCutShort(f"{error}; some messages of the call may be stored") from error
@@ -176,9 +178,8 @@ class SendMethods:
         return self._sender.store_identified(topic, message.body, extras.deduplication_id, causer, age_ms=age_ms)
 
 
-def _is_only_identified(message: pb.Message) -> bool:
-    """Return whether a message has a deduplication id and no other property."""
-    extras = message.extras
+def _are_only_an_id(extras: pb.MessageExtras) -> bool:
+    """Return whether a message has a deduplication id, with its age or not, and nothing else of the extras."""
     return bool(
         extras.deduplication_id
         and extras.deduplication_age_ms >= 0
@@ -188,12 +189,6 @@ def _is_only_identified(message: pb.Message) -> bool:
             or extras.content_type
             or extras.response_topic
             or extras.correlation_data
-            or message.tag
-            or message.message_group
-            or message.deliver_at_ms
-            or message.delay_ms
-            or message.producer
-            or message.properties
         )
     )
 

@@ -12,7 +12,10 @@ import pytest
 
 from tests.system.processes import ROOT, NodeProcess
 
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+OF_SPARK = {"notebook.py", "spark_commands.py"}
+"""They have tests of their own, which start Spark: tests/spark/test_notebook.py and test_commands.py."""
+
+EXAMPLES = sorted({path.name for path in (ROOT / "examples").glob("*.py")} - OF_SPARK)
 RUN_S = 240
 
 EXPECTED = {

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from penstock import Client, SyncClient, Worker, group_settings
 from penstock.node.config import Config
@@ -20,10 +21,12 @@ from tests.worker.running import counts, running
 
 
 async def test_a_node_runs_in_the_process_of_a_test() -> None:
+    structlog.reset_defaults()
     async with Node() as node, Client(node.target) as client:
         await client.send("plant/1", b"x")
         (message,) = await client.pop("plant/#", group="billing")
         await message.ack()
+    assert not structlog.is_configured(), "the application's own logging is as it was"
 
 
 async def test_the_clock_of_a_node_is_set_ahead_and_all_that_is_due_has_happened() -> None:
