@@ -43,7 +43,7 @@ def _hand_on(read: int, to: int) -> None:
             line += data
             *whole, line = line.split(b"\n")
             shown = b"".join(each + b"\n" for each in whole if not _WARNING.match(each))
-            if not line.startswith(b"W"):  # a progress bar has no end of a line
+            if not line.startswith(b"W") or len(line) > READ_BYTES:  # a progress bar has no end of a line
                 shown, line = shown + line, b""
             _write(to, shown)
         _write(to, line)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.spark.parquet.schema import Cause
+from penstock.spark.parquet.schema import Cause, Stage
 from penstock.spark.records import CONTINUED, GIVEN_BACK, NACKED, POPPED, WAITING, Array
 from penstock.store.record import CONSUMED, EXPIRED, LAST_MEMBER_LEFT, Kind
 
@@ -37,8 +37,9 @@ brought it back, and `key` is that of the stage which that record ended."""
 
 FAR = np.iinfo(np.int64).max
 
+STAGES = list(Stage)
 CAUSES = list(Cause)
-"""A cause is an index into this list while it is in an array."""
+"""A stage or a cause is an index into its list while it is in an array."""
 
 _OF_EVENT = {
     int(Kind.POP_ACK): Cause.ACKED,
@@ -200,4 +201,4 @@ def causes(over: Array, ended: dict[str, Array], is_uncounted: Array, may_have_e
     return found
 
 
-assert (POPPED, CONTINUED, WAITING) == (0, 1, 2)
+assert [STAGES[each] for each in (POPPED, CONTINUED, WAITING, QUEUED)] == [*Stage]

@@ -203,6 +203,17 @@ def _read_rare(records: Records, rows: SegmentRows) -> None:
                 rows.voids.append(GroupVoid(position, record.POP_FIXED.unpack(each.fixed)[0]))
 
 
+def flag_columns(flags: Array) -> dict[str, Array]:
+    """Return the columns of messages that their flags say."""
+    return {
+        "qos": (flags & Flag.QOS_MASK).astype(np.int32),
+        "flags": flags.astype(np.int32),
+        "retain": (flags & Flag.RETAIN) != 0,
+        "delayed": (flags & Flag.DELAYED) != 0,
+        "half": (flags & Flag.HALF) != 0,
+    }
+
+
 def replaced(messages: MessageRows) -> Array:
     """Return the positions of the delayed messages that these messages replace."""
     return np.asarray(pc.drop_null(messages.properties.replaces).to_numpy(zero_copy_only=False), dtype=np.int64)

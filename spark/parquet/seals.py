@@ -11,14 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.spark.parquet.chains import STAGE_DTYPE, UNKNOWN
+from penstock.spark.parquet.chains import STAGE_DTYPE, STAGES, UNKNOWN
 from penstock.spark.parquet.files import DIRECTORY, STOP_KEY, segment_files
 from penstock.spark.parquet.schema import OPEN, Stage
 from penstock.spark.parquet.snapshot import open_state
 from penstock.spark.parquet.state import WriterState, load_state
 from penstock.spark.records import Array
-
-_STAGES = [Stage.POPPED, Stage.EXTENDED, Stage.WAITING, Stage.QUEUED]
 
 
 def state_before(data_dir: Path, position: int, log_start: int) -> WriterState:
@@ -70,7 +68,7 @@ def _stages(table: Any) -> Array:
     stages = np.empty(len(table), STAGE_DTYPE)
     for name in STAGE_DTYPE.names or ():
         if name == "stage":
-            column = pc.index_in(table["stage"], pa.array(_STAGES, pa.string()))
+            column = pc.index_in(table["stage"], pa.array(STAGES, pa.string()))
         elif name == "source":
             column = table["retried"].cast(pa.int32())
         else:

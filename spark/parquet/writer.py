@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from penstock.spark import segments
 from penstock.spark.errors import LogMissing, TablesInvalid
 from penstock.spark.parquet import chains
-from penstock.spark.parquet.chains import CAUSES, STAGE_DTYPE, UNKNOWN, Chains
+from penstock.spark.parquet.chains import CAUSES, STAGE_DTYPE, STAGES, UNKNOWN, Chains
 from penstock.spark.parquet.files import (
     BASE_KEY,
     DIRECTORY,
@@ -31,7 +31,7 @@ from penstock.spark.parquet.files import (
     table_path,
 )
 from penstock.spark.parquet.properties import PropertyColumns
-from penstock.spark.parquet.rows import MessageRows, SegmentRows, read_segment, replaced
+from penstock.spark.parquet.rows import MessageRows, SegmentRows, flag_columns, read_segment, replaced
 from penstock.spark.parquet.schema import (
     DAMAGES,
     DELIVERIES,
@@ -45,13 +45,12 @@ from penstock.spark.parquet.schema import (
     ColumnType,
     DamageCause,
     ParquetTable,
-    Stage,
 )
 from penstock.spark.parquet.snapshot import open_state
 from penstock.spark.parquet.state import WriterState, extended, is_within, load_state, save_state
 from penstock.spark.records import POPPED, Array
 from penstock.spark.segments import LogSegment, LogSurvey
-from penstock.store.record import HEADER_DTYPE, Flag
+from penstock.store.record import HEADER_DTYPE
 from penstock.store.syncmark import SyncMark
 
 ARROW_TYPES = {
@@ -64,7 +63,7 @@ ARROW_TYPES = {
     ColumnType.TIMESTAMP: pa.timestamp("ms", "UTC"),
 }
 
-_STAGES = pa.array([Stage.POPPED, Stage.EXTENDED, Stage.WAITING, Stage.QUEUED], pa.string())
+_STAGES = pa.array(STAGES, pa.string())
 _CAUSES = pa.array(CAUSES, pa.string())
 _COUNTED = [CAUSES.index(cause) for cause in (Cause.NACKED, Cause.TIMED_OUT)]
 _UNCOUNTED = [CAUSES.index(cause) for cause in (Cause.SUSPENDED, Cause.RETURNED)]
@@ -366,12 +365,12 @@ def _stages(stages: Array) -> Any:
 
 def _message_columns(messages: list[MessageRows], rows: SegmentRows) -> dict[str, Any]:
     header = np.concatenate([np.empty(0, HEADER_DTYPE), *(each.header for each in messages)])
-    flags = header["flags"]
+    by_flags = flag_columns(header["flags"])
     position = np.concatenate([np.empty(0, np.int64), *(each.position for each in messages)])
     copied_at = np.concatenate([np.empty(0, np.int64), *(each.copied_at for each in messages)])
     discarded = np.concatenate([np.empty(0, np.int64), *rows.discarded, *map(replaced, messages)])
     routed = np.concatenate([np.empty(0, np.int64), *rows.routed])
-    is_delayed, is_half = (flags & Flag.DELAYED) != 0, (flags & Flag.HALF) != 0
+    is_delayed, is_half = by_flags["delayed"], by_flags["half"]
     is_discarded, is_routed = np.isin(position, discarded), np.isin(position, routed)
 
     def fate(is_kind: Array) -> Any:
@@ -386,12 +385,8 @@ def _message_columns(messages: list[MessageRows], rows: SegmentRows) -> dict[str
         "position": position,
         "at_ms": header["store_ms"],
         "topic": _texts([each.topic for each in messages]),
-        "qos": (flags & Flag.QOS_MASK).astype(np.int32),
-        "flags": flags.astype(np.int32),
-        "retain": (flags & Flag.RETAIN) != 0,
-        "delayed": is_delayed,
+        **by_flags,
         "recalled": fate(is_delayed & ~is_half),
-        "half": is_half,
         "rolled_back": fate(is_half),
         "copied_at": _known(copied_at),
         **{column.name: chunked(column.name, column.type) for column in properties},

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.spark.parquet.properties import PropertyColumns, property_columns
+from penstock.spark.parquet.rows import flag_columns
 from penstock.spark.parquet.schema import MESSAGES, ColumnType, ParquetTable
 from penstock.spark.records import HANDING, SETTLING, Array, Records
-from penstock.store.record import Flag, Kind
+from penstock.store.record import Kind
 from penstock.store.topics import matches
 
 ARROW_TYPES = {
@@ -68,9 +69,9 @@ def message_columns(records: Records, position: Array, copied_at: Any) -> Column
         position: of each.
         copied_at: positions of the copies as an Arrow array; null for messages that are no copies.
     """
-    header, flags = records.header, records.header["flags"]
-    is_half = (flags & Flag.HALF) != 0
-    is_delayed = (flags & Flag.DELAYED) != 0
+    header = records.header
+    by_flags = flag_columns(header["flags"])
+    is_half, is_delayed = by_flags["half"], by_flags["delayed"]
     never = np.zeros(len(records), bool)
 
     @cache
@@ -85,12 +86,8 @@ def message_columns(records: Records, position: Array, copied_at: Any) -> Column
         "at_ms": lambda: header["store_ms"],
         "time": lambda: milliseconds(header["store_ms"]),
         "topic": lambda: records.texts(records.topic_from, records.props_from),
-        "qos": lambda: (flags & Flag.QOS_MASK).astype(np.int32),
-        "flags": lambda: flags.astype(np.int32),
-        "retain": lambda: (flags & Flag.RETAIN) != 0,
-        "delayed": lambda: is_delayed,
+        **{name: partial(by_flags.__getitem__, name) for name in by_flags},
         "recalled": lambda: pa.array(never, mask=is_delayed & ~is_half),
-        "half": lambda: is_half,
         "rolled_back": lambda: pa.array(never, mask=is_half),
         "copied_at": lambda: copied_at,
         **{column.name: of_properties(column.name) for column in MESSAGES.columns if column.name in PropertyColumns._fields},

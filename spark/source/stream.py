@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
@@ -23,20 +23,13 @@ PIECE_BYTES_MIN = 256 * 1024
 """A smaller batch is not split for `minPartitions`: its tasks would do nothing but start."""
 
 
-class Offset(TypedDict):
-    """Where a stream is. Spark writes it to the checkpoint and shows it in the progress of the query."""
-
-    position: int
-    skipped_bytes: int
-    """Bytes that retention had deleted before the stream read them, since the stream has begun."""
-
-
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a table of the log.
 
     Spark keeps one of these in a process of the driver while a query runs. It remembers the end that it has found, so it reads
     each part of the log once to find the next batch, and never what is before the stream's offset. A batch is cut between
-    records, so the offset of a batch is a position at which a record begins, or the end of the log.
+    records, so the offset of a batch is a position at which a record begins, or the end of the log. Beside the `position` an
+    offset has `skipped_bytes`: what retention had deleted before the stream read it, since the stream has begun.
 
     Retention copies old messages forward that are still needed. They are not read again: a stream has each message where it
     was published.

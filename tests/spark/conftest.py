@@ -22,6 +22,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
+def java() -> None:
+    """Skip where there is no Java. Tests that start a Spark of their own use it."""
+    from penstock.spark.errors import JavaMissing
+    from penstock.spark.java import java_version
+
+    try:
+        java_version()
+    except JavaMissing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
     from penstock.spark.errors import JavaMissing

@@ -20,8 +20,6 @@ pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 import pyspark
 
 from penstock.spark import messages
-from penstock.spark.errors import JavaMissing
-from penstock.spark.java import java_version
 from penstock.spark.parquet.writer import backfill
 from penstock.spark.reconciliation.engines import DuckEngine
 from penstock.spark.reconciliation.reconcile import reconcile
@@ -36,15 +34,7 @@ if TYPE_CHECKING:
 SPARK_HOME = Path(pyspark.__file__).parent
 START_S = 120
 
-pytestmark = pytest.mark.nightly
-
-
-@pytest.fixture(autouse=True)
-def _java() -> None:
-    try:
-        java_version()
-    except JavaMissing as error:
-        pytest.skip(str(error))
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("java")]
 
 
 @contextmanager

@@ -16,22 +16,12 @@ import pytest
 pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
 from penstock import OutgoingMessage, SyncClient
-from penstock.spark.errors import JavaMissing
-from penstock.spark.java import java_version
 from tests.system.processes import ROOT, NodeProcess
 
 TOPIC = "plant/1/press/temperature"
 COMMAND_S = 240
 
-pytestmark = pytest.mark.nightly
-
-
-@pytest.fixture(autouse=True)
-def _java() -> None:
-    try:
-        java_version()
-    except JavaMissing as error:
-        pytest.skip(str(error))
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("java")]
 
 
 def started(node: NodeProcess, directory: Path) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from tests.system.processes import ROOT
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("java")
 def test_the_notebook_draws_its_plots_and_prints_its_figures(tmp_path: Path) -> None:
     """Each message is popped after 5 ms and acknowledged after 7 ms."""
     log = LogWriter()

@@ -359,6 +359,7 @@ def test_a_batch_is_stored_once_and_equal_rows_of_it_each(spark: SparkSession, n
 
 @pytest.mark.nightly
 @pytest.mark.timeout(PROCESS_S * 4)
+@pytest.mark.usefixtures("java")
 def test_a_stream_that_is_killed_again_and_again_publishes_each_row_once(tmp_path: Path) -> None:
     lines = [f"{number % 1_500}" for number in range(20_000)]
     source, checkpoint = tmp_path / "lines", tmp_path / "checkpoint"

@@ -31,7 +31,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("java")]
 
 STREAM_KILLS = int(os.environ.get("PENSTOCK_STREAM_KILLS", "20"))
 """Number of kills of the stream. Each takes a start of Spark: 12 s of processor time."""
