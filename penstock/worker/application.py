@@ -8,9 +8,8 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Coroutine
 from importlib import import_module
-
-import uvloop
 
 from penstock.worker.health import HealthListener
 from penstock.worker.worker import Worker
@@ -69,12 +68,22 @@ def run_worker(name: str, health: tuple[str, int] | None) -> None:
     """
     worker = load(name)
     spare_collector()
-    uvloop.run(_run(worker, health))
+    _run_loop(_run(worker, health))
     if any(thread.name.startswith("penstock-worker") for thread in threading.enumerate()):
         # The grace is over, and their messages went back. Python would wait for these threads for ever.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _run_loop(main: Coroutine[None, None, None]) -> None:
+    """Run a coroutine on uvloop, which comes with the node's packages, or on asyncio's own loop where it is not installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 async def _run(worker: Worker, health: tuple[str, int] | None) -> None:

@@ -6,7 +6,8 @@ from typing import cast
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock.pop.client.health import check_health, check_health_sync
 
 REACH_S = 0.5
 """How long a client looks for the reason why a node did not answer, in seconds."""
@@ -37,7 +38,7 @@ def explained(detail: str) -> str:
 async def why_unreachable(channel: grpc.aio.Channel, target: str) -> str:
     """Return why the node at the other end of a channel can't be reached, by a health check; an empty text if it can."""
     try:
-        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=REACH_S)
+        await check_health(channel, REACH_S)
     except grpc.aio.AioRpcError as error:
         return _why(target, error.code(), error.details())
     except grpc.aio.UsageError:  # The client was closed meanwhile.
@@ -53,7 +54,7 @@ async def why_unanswered(channel: grpc.aio.Channel, target: str) -> str:
 def why_unreachable_sync(channel: grpc.Channel, target: str) -> str:
     """Do what `why_unreachable` does, and block meanwhile."""
     try:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=REACH_S)
+        check_health_sync(channel, REACH_S)
     except grpc.RpcError as error:
         call = cast(grpc.Call, error)
         return _why(target, call.code(), call.details())
