@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from struct import Struct
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import structlog
 
@@ -142,6 +142,15 @@ class Batch:
         self.put(_ADJUSTED_KEY, _POSITION.pack(position))
 
 
+Upgrade: TypeAlias = "Callable[[Index], None]"
+"""Brings the rows of an index of format `FORMAT - 1` to the present one. A start may call it
+again for rows that are new already."""
+
+
+def keep_rows(index: Index) -> None:
+    """Leave all rows as they are: an `Upgrade` where no rows have changed."""
+
+
 class Index:
     """The index of a data directory.
 
@@ -259,6 +268,22 @@ class Index:
             raise DataDirIncompatible(f"{self.path} has format {version}, but this version reads {FORMAT}; delete that folder")
         _, position, durable, store_ms = _META.unpack(row)
         return Covered(position, durable, store_ms)
+
+    def upgrade(self, upgrade: Upgrade) -> bool:
+        """Bring an index of the version before to this one, durably. Return False if the index is of another version, or new.
+
+        Args:
+            upgrade: changes the rows. A crash may interrupt it, and the next start calls it again.
+        """
+        row = self.get(META_KEY)
+        if row is None or _VERSION.unpack_from(row)[0] != FORMAT - 1:
+            return False
+        upgrade(self)
+        batch = self.batch()
+        batch.put_covered(Covered(*_META.unpack(row)[1:]))
+        self.write(batch)
+        self.flush()
+        return True
 
     def adjusted(self) -> int:
         """Return the position before which the index may know more than the log says, because a repair of the log kept it; 0 if

@@ -21,13 +21,14 @@ from penstock.store.errors import (
     SnapshotInvalid,
 )
 from penstock.store.files import SYSTEM_FILES, Files
-from penstock.store.index import Covered, Index
+from penstock.store.index import Covered, Index, Upgrade, keep_rows
 from penstock.store.indexplan import whole_snapshot
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.queues import Queues
 from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum, decode
 from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.router import Router
+from penstock.store.rowformats import FORMAT
 from penstock.store.snapshot import give_own_names, restore, snapshots
 from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
 from penstock.store.snapshotreader import snapshot_path
@@ -69,8 +70,20 @@ class Agreement:
     """See `Recovery`."""
 
 
-def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_database: OpenDatabase = open_rocksdb) -> Agreement:
+def agree(
+    data_dir: Path,
+    log: CommitLog,
+    files: Files = SYSTEM_FILES,
+    open_database: OpenDatabase = open_rocksdb,
+    upgrade: Upgrade = keep_rows,
+) -> Agreement:
     """Find the end of the log and open the index, or build a new one where the old one is damaged or doesn't fit the log.
+
+    Args:
+        data_dir: of the node.
+        log: is open, and its end is not known yet.
+        files, open_database: have the directory.
+        upgrade: brings the rows of the format before to the present one.
 
     Raises:
         LogCorrupt: the log is damaged before its tail; or its beginning was dropped, and neither an index nor a snapshot tells
@@ -79,7 +92,7 @@ def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_data
     """
     _name_snapshots(data_dir, files)
     open_index = partial(Index, data_dir, files=files, open_database=open_database)
-    index, covered, misfit = _open_index(data_dir, files, open_index)
+    index, covered, misfit = _open_index(data_dir, files, open_index, upgrade)
     try:
         tail = log.recover(covered.durable if covered else 0)
     except BaseException:
@@ -99,7 +112,7 @@ def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_data
     rebuilt = covered is None and log.end > 0
     skipped_bytes = 0
     if covered is None and log.start:
-        index, covered = _begin_with_snapshot(data_dir, log, index, files, open_index)
+        index, covered = _begin_with_snapshot(data_dir, log, index, files, open_index, upgrade)
         skipped_bytes = covered.position - log.start
     return Agreement(index, covered, tail.torn_bytes, rebuilt, skipped_bytes)
 
@@ -119,7 +132,9 @@ def _name_snapshots(data_dir: Path, files: Files) -> None:
         logger.error("snapshot.misnamed", folder=str(data_dir / SNAPSHOTS), error=str(error))
 
 
-def _open_index(data_dir: Path, files: Files, open_index: Callable[[], Index]) -> tuple[Index | None, Covered | None, str]:
+def _open_index(
+    data_dir: Path, files: Files, open_index: Callable[[], Index], upgrade: Upgrade
+) -> tuple[Index | None, Covered | None, str]:
     """Return the index and how far it covers the log; without an index, the reason to rebuild it."""
     reason = Index.damage_of(data_dir, files)
     if reason:
@@ -129,6 +144,8 @@ def _open_index(data_dir: Path, files: Files, open_index: Callable[[], Index]) -
     except IndexDamaged as error:
         return None, None, str(error)
     try:
+        if index.upgrade(upgrade):
+            logger.info("index.upgraded", format=FORMAT)
         return index, index.covered(), ""
     except (DataDirIncompatible, IndexDamaged) as error:
         index.close()
@@ -136,14 +153,14 @@ def _open_index(data_dir: Path, files: Files, open_index: Callable[[], Index]) -
 
 
 def _begin_with_snapshot(
-    data_dir: Path, log: CommitLog, index: Index, files: Files, open_index: Callable[[], Index]
+    data_dir: Path, log: CommitLog, index: Index, files: Files, open_index: Callable[[], Index], upgrade: Upgrade
 ) -> tuple[Index, Covered]:
     """Restore the oldest snapshot that fits the log into an empty index."""
     for position in snapshots(data_dir, files):
         if not log.start <= position <= log.end:
             continue
         try:
-            covered = restore(data_dir, position, index, files)
+            covered = restore(data_dir, position, index, upgrade, files)
             if position > log.start:
                 _warn_of_later(data_dir, log, position)
             return index, covered

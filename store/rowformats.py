@@ -12,7 +12,11 @@ from struct import Struct
 import numpy as np
 
 FORMAT = 18
-"""Version of the key and value formats. A start rebuilds an index of any other version."""
+"""Version of the key and value formats. A start brings an index of the version before to this one, with a function that knows
+what has changed (`store.index.Upgrade`), and rebuilds an index of any other."""
+
+FORMATS_READ = (FORMAT - 1, FORMAT)
+"""The versions of snapshots that can be restored."""
 
 
 class KeySpace(bytes, Enum):

@@ -23,7 +23,7 @@ import structlog
 from penstock.store.catalogue import without_entries
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import SYSTEM_FILES, Files, Mode, replace_file, unlink_if_there, write_all
-from penstock.store.index import OWN_KEYS, Covered, Index, IndexView, KeySpace, after
+from penstock.store.index import OWN_KEYS, Covered, Index, IndexView, KeySpace, Upgrade, after
 from penstock.store.lightqueue import name_of, pinned_prefix, queue_prefix
 from penstock.store.options import KIB
 from penstock.store.placing import MARKER, exchange
@@ -220,8 +220,15 @@ def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def restore(data_dir: Path, position: int, index: Index, files: Files = SYSTEM_FILES) -> Covered:
+def restore(data_dir: Path, position: int, index: Index, upgrade: Upgrade, files: Files = SYSTEM_FILES) -> Covered:
     """Put the rows of a snapshot into an empty index. Return how far the index covers the log then.
+
+    Args:
+        data_dir: of the node.
+        position: of the snapshot.
+        index: has no rows.
+        upgrade: brings rows of the format before to the present one.
+        files: has the directory.
 
     Raises:
         SnapshotInvalid: the snapshot is damaged, incomplete, in a wrong place, or of another format.
@@ -232,6 +239,8 @@ def restore(data_dir: Path, position: int, index: Index, files: Files = SYSTEM_F
         for key, value in rows:
             batch.put(key, value)
         index.write(batch)
+    if reading.is_earlier:
+        upgrade(index)
     covered = Covered(position, position, reading.store_ms)
     batch = index.batch()
     batch.put_covered(covered)

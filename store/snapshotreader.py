@@ -12,7 +12,7 @@ import orjson
 from penstock.store.errors import RecordCorrupt, SnapshotInvalid
 from penstock.store.files import SYSTEM_FILES, File, Files
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, decode, size_of
-from penstock.store.rowformats import FORMAT
+from penstock.store.rowformats import FORMAT, FORMATS_READ
 from penstock.store.segment import NAME_DIGITS
 
 DIRECTORY = "snapshots"
@@ -47,13 +47,16 @@ class SnapshotReader:
         try:
             first = orjson.loads(next(self._records, (b"", b""))[0] or b"{}")
             version = first.get("format")
-            made_at, store_ms = (int(first["position"]), int(first["store_ms"])) if version == FORMAT else (0, 0)
+            made_at, store_ms = (int(first["position"]), int(first["store_ms"])) if version in FORMATS_READ else (0, 0)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SnapshotInvalid(f"the head of the snapshot {self._path} can't be read: {error!r}") from error
-        if version != FORMAT:
-            raise SnapshotInvalid(f"the snapshot {self._path} has format {version}, but this version reads {FORMAT}")
+        if version not in FORMATS_READ:
+            read = " and ".join(map(str, FORMATS_READ))
+            raise SnapshotInvalid(f"the snapshot {self._path} has format {version}, but this version reads {read}")
         if made_at != position:
             raise SnapshotInvalid(f"the snapshot {self._path} was made at position {made_at}, so it is in a wrong place")
+        self.is_earlier = version != FORMAT
+        """Whether the rows have the format of the version before."""
         self.store_ms = store_ms
         """When the last record before the snapshot was stored, in ms since 1970."""
 

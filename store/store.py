@@ -30,7 +30,7 @@ from penstock.store.files import PASSING, SYSTEM_FILES, Files
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
-from penstock.store.index import Covered, Index
+from penstock.store.index import Covered, Index, Upgrade, keep_rows
 from penstock.store.latedispatches import LateDispatches
 from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
@@ -86,6 +86,7 @@ class Store:
         open_database: opens the database of the index.
         make_sync: creates the object that syncs the log; the one that `options.sync_in` names if it is None.
         executor: makes snapshots durable, outside of the loop; a thread if it is None.
+        upgrade: brings an index of the format before to the present one.
 
     Raises:
         LogCorrupt: the log is damaged before its tail, or its beginning was dropped and nothing tells what it held.
@@ -151,6 +152,7 @@ class Store:
         open_database: OpenDatabase = open_rocksdb,
         make_sync: MakeSync | None = None,
         executor: Executor | None = None,
+        upgrade: Upgrade = keep_rows,
     ) -> None:
         self.data_dir = data_dir
         self.options = options
@@ -163,7 +165,7 @@ class Store:
         self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent, files=files)
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space, files=files)
         Index.remove_checkpoint(data_dir, files)  # of a killed backup
-        self._agreement = agree(data_dir, self.log, files, open_database)
+        self._agreement = agree(data_dir, self.log, files, open_database, upgrade)
         self._damaged_at: int | None = None
         """Position of the first record of kind DAMAGED that recovery has replayed."""
         self.index = self._agreement.index

@@ -23,6 +23,7 @@ from penstock.store.syncing import MakeSync
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys
 from penstock.timer.schedules import Schedules
+from penstock.timer.upgrade import upgrade_from_17
 from penstock.tracing.traces import Traces
 
 
@@ -61,12 +62,13 @@ class NodeParts:
             open_database=open_database,
             make_sync=make_sync,
             executor=executor,
+            upgrade=upgrade_from_17,
         )
         self.delayed = DelayedMessages(self.store, config.timer)
         self.timer_keys = TimerKeys(self.store, config.timer)
         self.schedules = Schedules(self.store, config.timer)
         self.retained = RetainedMessages(self.store.now_of, self.store.ledger)
-        self.handles = Handles(load_secret(config.data_dir, files=files))
+        self.handles = Handles(load_secret(config.data_dir, files=files, is_log_empty=not self.store.log.end))
         self.pop_traces = PopTraces(traces, self.store.when_durable) if traces is not None else None
         self.pop = PopCore(self.store, self.handles, config.pop, config.timer, self.pop_traces)
         self.transactions = Transactions(self.store, config.pop, config.timer)

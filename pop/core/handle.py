@@ -73,8 +73,13 @@ class HandleRun(NamedTuple):
     indexes: Indexes
 
 
-def load_secret(data_dir: Path, *, files: Files = SYSTEM_FILES) -> bytes:
+def load_secret(data_dir: Path, *, files: Files = SYSTEM_FILES, is_log_empty: bool = False) -> bytes:
     """Return the secret of a data directory; create it on the first call. Anybody who can read the secret can make handles.
+
+    Args:
+        data_dir: of the node.
+        files: has the directory.
+        is_log_empty: whether nobody can have a handle yet, so that a missing secret is no loss.
 
     Raises:
         ValueError: the file has the wrong length.
@@ -86,7 +91,8 @@ def load_secret(data_dir: Path, *, files: Files = SYSTEM_FILES) -> bytes:
     except FileNotFoundError:
         secret = os.urandom(SECRET_BYTES)
         replace_file(files, path, secret, permissions=0o600)
-        logger.info("secret.created", file=str(path), effect="handles that an earlier secret has signed are void")
+        if not is_log_empty:
+            logger.warning("secret.created", file=str(path), effect="handles that an earlier secret has signed are void")
     if len(secret) != SECRET_BYTES:
         raise ValueError(
             f"{path} must have {SECRET_BYTES} bytes, not {len(secret)}. Restore it from a backup, or run `penstock "

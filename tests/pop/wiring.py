@@ -47,6 +47,7 @@ from penstock.timer.keys import TimerKeys
 from penstock.timer.listing import TimerListing
 from penstock.timer.options import TimerOptions
 from penstock.timer.schedules import Schedules
+from penstock.timer.upgrade import upgrade_from_17
 from tests.clock import AheadClock, ManualClock
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Parts:
         self.options = (pop, timer or TimerOptions(), store)
         data_dir.mkdir(exist_ok=True)
         pop_options, timer_options, store_options = self.options
-        self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files)
+        self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files, upgrade=upgrade_from_17)
         self.delayed = DelayedMessages(self.store, timer_options)
         self.schedules = Schedules(self.store, timer_options)
         self.timer_keys = TimerKeys(self.store, timer_options)
