@@ -10,6 +10,7 @@ import grpc
 
 from penstock.pop.options import PopOptions
 from penstock.pop.selfsigned import self_signed
+from penstock.store.pemfiles import load_certificate, load_roots
 from penstock.store.watchedfiles import WatchedFiles
 
 
@@ -67,13 +68,7 @@ class ServerCertificates:
         """Raise OSError for files that can't be used: gRPC would notice at the next handshake, and name no reason."""
         options = self._options
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        path = f"{options.tls_certificate_file} with {options.tls_key_file}"
-        try:
-            if options.tls_certificate_file:
-                # Without a password OpenSSL would ask for that of an encrypted key on the terminal.
-                context.load_cert_chain(options.tls_certificate_file, options.tls_key_file, password="")
-            if options.tls_client_ca_file:
-                path = options.tls_client_ca_file
-                context.load_verify_locations(options.tls_client_ca_file)
-        except ssl.SSLError as error:
-            raise OSError(f"{path} can't be used for TLS: {error.reason or error}") from error
+        if options.tls_certificate_file:
+            load_certificate(context, options.tls_certificate_file, options.tls_key_file)
+        if options.tls_client_ca_file:
+            load_roots(context, options.tls_client_ca_file)

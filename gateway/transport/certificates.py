@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import structlog
 from cryptography import x509
 
+from penstock.store.pemfiles import load_certificate, load_roots
 from penstock.store.watchedfiles import WatchedFiles
 
 logger = structlog.get_logger("gateway")
@@ -76,20 +77,16 @@ class Certificates:
             ssl.OP_NO_RENEGOTIATION
         )  # Otherwise a client can make the server do handshakes at no cost of its own.
         context.set_alpn_protocols([self._protocol])
-        path = f"{options.certificate} with {options.key}"
-        try:
-            # Without a password OpenSSL would ask for that of an encrypted key on the terminal.
-            context.load_cert_chain(options.certificate, options.key, password="")
-            if options.client_certificates != "none":
-                path = options.client_ca
-                context.load_verify_locations(options.client_ca)
-                if options.client_crl:
-                    path = options.client_crl
-                    _check_lists(path)
-                    context.load_verify_locations(path)
-                    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-        except ssl.SSLError as error:
-            raise OSError(f"{path} can't be used for TLS: {error.reason or error}") from error
+        load_certificate(context, options.certificate, options.key)
+        if options.client_certificates != "none":
+            load_roots(context, options.client_ca)
+            if options.client_crl:
+                _check_lists(options.client_crl)
+                try:
+                    context.load_verify_locations(options.client_crl)
+                except ssl.SSLError as error:
+                    raise OSError(f"{options.client_crl} can't be used for TLS: one of its lists is damaged") from error
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         context.verify_mode = VERIFY[options.client_certificates]
         return context
 

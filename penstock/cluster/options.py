@@ -11,6 +11,7 @@ from typing import Literal
 from penstock.cluster.errors import FilesInvalid
 from penstock.cluster.etcdoptions import EtcdOptions
 from penstock.store.options import PORT_MAX, HostPort, OptionInvalid, option
+from penstock.store.pemfiles import load_certificate, load_roots
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -104,9 +105,9 @@ class ReplicationOptions:
             context.check_hostname = False  # A replica is known by its cluster's authority. Its address may change.
             context.verify_mode = ssl.CERT_REQUIRED
             try:
-                context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
-                context.load_verify_locations(self.tls_ca_file)
-            except (OSError, ssl.SSLError) as error:
+                load_certificate(context, self.tls_cert_file, self.tls_key_file)
+                load_roots(context, self.tls_ca_file)
+            except OSError as error:
                 raise FilesInvalid(
                     f"the certificate of replication can't be used ({error}); check replication.tls_cert_file, tls_key_file "
                     "and tls_ca_file"

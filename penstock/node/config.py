@@ -168,6 +168,8 @@ def _from_toml(hint: Any, value: Any, name: str) -> Any:
         except OptionInvalid as error:
             raise OptionInvalid(name, value, error.allowed) from error
     if hint is Path and isinstance(value, str):
+        if not value:
+            raise OptionInvalid(name, value, 'a path; "." is the directory in which the node starts')
         return Path(value)
     if get_origin(hint) is tuple and isinstance(value, list):
         listed = get_args(hint)[0]

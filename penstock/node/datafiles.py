@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from penstock.access import bans
 from penstock.access.errors import AccessInvalid
 from penstock.cluster import bootstrap, replicafile
 from penstock.node.controladdress import SOCKET
+from penstock.node.errors import ConfigError
 from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop import relayed
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
@@ -55,6 +56,32 @@ NEW_HANDLES = (
     "all handles that are out become void: consumers get open deliveries again after their invisible time, delayed messages "
     "can't be recalled, and open transactions are asked for again"
 )
+
+
+STRANGERS_SHOWN = 3
+"""How many files that are not a node's are named in an error."""
+
+
+def refuse_foreign(data_dir: Path, own: Iterable[Path] = (), files: Files = SYSTEM_FILES) -> None:
+    """Refuse a directory that has files of somebody else, and none of a node. A node would put its files between them.
+
+    Args:
+        data_dir: where a node is about to start. It may be missing.
+        own: files that the node's options name, which may be there before the first start.
+        files: has the directory.
+
+    Raises:
+        ConfigError: it is such a directory.
+        OSError: the directory can't be listed.
+    """
+    names = set(files.names(data_dir)) if files.exists(data_dir) else set()
+    strangers = sorted(names - KNOWN - {path.name for path in own if path.absolute().parent == data_dir.absolute()})
+    if strangers and not names & KNOWN - {LOST_FOUND}:
+        shown = ", ".join(strangers[:STRANGERS_SHOWN]) + (" ..." if len(strangers) > STRANGERS_SHOWN else "")
+        raise ConfigError(
+            f"The data directory {data_dir} has files that are not of a node ({shown}), and none of a node. Name an empty or a "
+            "new directory with --data-dir or data_dir. Nothing was changed."
+        )
 
 
 @dataclass(frozen=True, slots=True)

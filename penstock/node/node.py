@@ -30,6 +30,7 @@ from penstock.node.clockcontrol import ClockControl
 from penstock.node.clustercontrol import ClusterControl
 from penstock.node.config import Config
 from penstock.node.control import Control
+from penstock.node.datafiles import refuse_foreign
 from penstock.node.descriptors import log_shares, shares_of
 from penstock.node.exposure import check_exposure, pop_gate
 from penstock.node.holding import Holding
@@ -50,7 +51,7 @@ from penstock.node.metrics.store import DelayedCollector, ScheduleCollector, Sto
 from penstock.node.metrics.tables import TablesCollector
 from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
-from penstock.node.privacy import keep_private, warn_of_open_files
+from penstock.node.privacy import files_of, keep_private, warn_of_open_files
 from penstock.node.relaying import Relaying
 from penstock.node.replication import NodeReplication, check_replication
 from penstock.node.state import state_of
@@ -115,6 +116,7 @@ class Node:
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
         self._traces = Traces(config.tracing, clock.monotonic_s) if config.tracing.endpoint else None
         self._exporter = SpanExporter(self._traces, __version__) if self._traces is not None else None
+        refuse_foreign(config.data_dir, files_of(config))
         make_directory(SYSTEM_FILES, config.data_dir)
         keep_private(config.data_dir)
         warn_of_open_files(config)
@@ -317,9 +319,8 @@ class Node:
 
     def _ready(self) -> None:
         self._is_ready = True
-        logger.info(
-            "node.ready", mqtt=str(self.mqtt), pop=str(self.grpc), admin=str(self.admin), data=str(self.config.data_dir)
-        )
+        data = str(self.config.data_dir)
+        logger.info("node.ready", **self._addresses(), pop=str(self.grpc), admin=str(self.admin), data=data)
         self.on_ready()
 
     # --- the roles of a replica -------------------------------------------------------------------------------------
@@ -424,11 +425,13 @@ class Node:
 
         It names the listeners of `[[mqtt.listeners]]` as `mqtt.NAME=`. `data=` comes last, because a path may hold spaces.
         """
-        more = "".join(
-            f"mqtt.{listener.name}={listener} " for listener in self.gateway.listeners if listener.name != PLAIN_NAME
-        )
-        mqtt = self.mqtt if self.config.mqtt.plain == "on" else "off"
-        return f"ready mqtt={mqtt} pop={self.grpc} admin={self.admin} {more}data={self.config.data_dir}"
+        mqtt, *more = (f"{name}={address} " for name, address in self._addresses().items())
+        return f"ready {mqtt}pop={self.grpc} admin={self.admin} {''.join(more)}data={self.config.data_dir}"
+
+    def _addresses(self) -> dict[str, str]:
+        """Return the addresses of the MQTT listeners by name. The first is that of `mqtt.listen`, or `off`."""
+        more = {f"mqtt.{each.name}": str(each) for each in self.gateway.listeners if each.name != PLAIN_NAME}
+        return {"mqtt": str(self.mqtt) if self.config.mqtt.plain == "on" else "off", **more}
 
     def reload(self, by: str = OPERATOR) -> None:
         """Read certificates, rules, users and keys again, and apply them to what clients are doing.

@@ -37,7 +37,7 @@ def warn_of_open_files(config: Config) -> None:
     The node does not change them, because other programs may need them as they are. A file that is not there is left out: who
     reads it says so.
     """
-    for path, is_secret in _files(config):
+    for path, is_secret in _access_files(config):
         try:
             mode = stat.S_IMODE(Path(path).stat().st_mode)
         except OSError:
@@ -48,7 +48,13 @@ def warn_of_open_files(config: Config) -> None:
             logger.warning("file.open_to_others", path=path, mode=f"{mode:04o}", why="others may read it; chmod o-rwx")
 
 
-def _files(config: Config) -> Iterator[tuple[str, bool]]:
+def files_of(config: Config) -> list[Path]:
+    """Return the files that the options name: certificates, keys, users, rules, the audit."""
+    audit = config.access.audit_file
+    return [Path(path) for path in (*(path for path, _ in _access_files(config)), audit) if path]
+
+
+def _access_files(config: Config) -> Iterator[tuple[str, bool]]:
     """Yield the paths of the files that decide who may come in, each with whether it has secrets."""
     access, mqtt, pop, admin = config.access, config.mqtt, config.pop, config.admin
     tokens = access.jwt

@@ -127,6 +127,7 @@ def test_overrides_replace_values_of_the_file_and_none_is_ignored(tmp_path: Path
     ("text", "complaint"),
     [
         ("[store]\nsegment_byte = 1", r"The option store\.segment_byte does not exist\. .* store\.segment_bytes"),
+        ("data_dir = ''", r"data_dir is '', but must be a path"),
         ("datadir = 'x'", r"The option datadir does not exist\. .* data_dir"),
         ("flush = 'sync'", r"The option flush does not exist\. .* store\.flush"),
         ("[stor]\nflush = 'sync'", r"The section \[stor\] does not exist\. .* \[store\]"),

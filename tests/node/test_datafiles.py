@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.actions.repair import repair_log
-from penstock.node.datafiles import check_files
+from penstock.node.datafiles import check_files, refuse_foreign
+from penstock.node.errors import ConfigError
 from penstock.pop.core.handle import SECRET_BYTES, load_secret
 from penstock.store.snapshot import SnapshotWriter
 from penstock.store.snapshotreader import snapshot_path
@@ -151,3 +152,32 @@ def test_files_that_are_being_replaced_are_known(data_dir: Path) -> None:
         (data_dir / name).touch()
     assert check_files(data_dir) == []
     assert snapshot_path(data_dir, 0).exists()
+
+
+# --- a directory of somebody else -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        ([], ""),
+        (["lost+found"], ""),
+        (["commitlog", "notes.txt"], ""),
+        (["passwords"], ""),
+        (["notes.txt"], "notes.txt"),
+        (["lost+found", "notes.txt"], "notes.txt"),
+        (["a", "b", "c", "d"], "a, b, c ..."),
+    ],
+)
+def test_a_directory_with_files_of_somebody_else_is_no_data_directory(tmp_path: Path, names: list[str], refused: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    if refused:
+        with pytest.raises(ConfigError, match=rf"not of a node \({refused}\).*--data-dir"):
+            refuse_foreign(tmp_path, [tmp_path / "passwords"])
+    else:
+        refuse_foreign(tmp_path, [tmp_path / "passwords"])
+
+
+def test_a_missing_directory_is_nobodys(tmp_path: Path) -> None:
+    refuse_foreign(tmp_path / "new")

@@ -507,7 +507,7 @@ async def test_a_certificate_that_is_replaced_counts_after_a_reload_and_one_that
             with structlog.testing.capture_logs() as logs:
                 node._server.reload()  # the key is that of the old one
             assert [each["event"] for each in logs] == ["tls.reload_failed"]
-            assert f"{served} with {served_key} can't be used for TLS" in logs[0]["why"]
+            assert f"{served_key} can't be used for TLS: the key is not that of the certificate in {served}" in logs[0]["why"]
             assert await shown() == is_of(made)
             served_key.write_bytes(other_key.read_bytes())
             node._server.reload()
