@@ -174,7 +174,7 @@ class Space:
         self._is_short = error.errno in SHORT
         if self.level is not Level.EXHAUSTED:
             self._change(Level.EXHAUSTED)
-        return DiskFull(self.why())
+        return DiskFull(self.refusal())
 
     def granted(self) -> None:
         """Note that the kernel grants room for the log again."""
@@ -204,13 +204,23 @@ class Space:
             refused = level is Level.READ_ONLY and kind in ADDS and not topic.startswith(DEAD_LETTERS)
         if refused:
             self.refused[kind, level] = self.refused.get((kind, level), 0) + 1
-            raise DiskFull(self.why())
+            raise DiskFull(self.refusal())
+
+    def refusal(self) -> str:
+        """Return a sentence for clients, which learn nothing of the host by it. `why` is for those who run the node."""
+        is_short = bool(self._refusal) and self._is_short
+        lack = "few file descriptors" if is_short else "little room on its disk (store.reserve_bytes)"
+        return f"the node has too {lack}, so {self._stored} until its operator makes room: its log says where"
+
+    @property
+    def _stored(self) -> str:
+        return "nothing new is stored" if self.level is Level.READ_ONLY else "nothing is stored"
 
     def why(self) -> str:
         """Return a sentence that explains the level and says what to do."""
         if self.level is Level.OPEN:
             return "everything can be stored"
-        stored = "nothing new is stored" if self.level is Level.READ_ONLY else "nothing is stored"
+        stored = self._stored
         if self._refusal and self._is_short:
             return (
                 f"no file descriptor is left for the next segment ({self._refusal}): {stored} until there is one; raise the "

@@ -132,6 +132,7 @@ class Authorizer:
         self.access = access
         self.decisions = Decisions(options)
         self.questions = Questions(options, logbook)
+        self._logbook = logbook
         self.logins = Logins(options, access, connect_timeout_ms / 1000, logins_held_max)
         self._client_ids = ClientIdPattern(options.client_id)
         self._store = store
@@ -337,7 +338,7 @@ class Authorizer:
         is_denied = policy is not None and not policy.rights_of(author).may(PUBLISH, topic)
         if is_denied or proves is False or access.bans.of(author) is not None:
             self.questions.count(PUBLISH, "denied")
-            access.audit.note("denied", author, action=PUBLISH, topic=topic)
+            self._note_denied(author, PUBLISH, topic.encode())
             return False
         return proves
 
@@ -355,7 +356,18 @@ class Authorizer:
         """Count topics or filters that the rules deny a client, and write them into the audit log."""
         for topic in topics:
             self.questions.count(action, "denied")
-            self.access.audit.note("denied", rights.subject, action=action, topic=topic.decode(errors="replace"))
+            self._note_denied(rights.subject, action, topic)
+
+    def _note_denied(self, subject: Subject, action: str, topic: bytes, **by: str) -> None:
+        """Write a denial into the audit log, and a denied publish into the node's log: MQTT 3.1.1 can't tell the client.
+
+        The node's log has a line for each subscription that is refused, too (`Subscribing`).
+        """
+        name = topic.decode(errors="replace")
+        self.access.audit.note("denied", subject, **by, action=action, topic=name)
+        if action == PUBLISH:
+            who = {"client": subject.client_id, "user": subject.user, "peer": subject.address}
+            self._logbook.note("publish.denied", **who, topic=name[:80], **by)
 
     def _rights_of(self, connection: Applicant, client_id: str) -> Rights | None:
         """Return what the rules let an authenticated client do; None if there are no rules."""
@@ -497,8 +509,7 @@ class Authorizer:
             subject = Subject(session.username or "", client_id=str(session.client_id), address=session.remote_address or "")
             for topic, answer in zip(topics, answers, strict=True):
                 if answer is False:
-                    name = topic.decode(errors="replace")
-                    self.access.audit.note("denied", subject, by="plugins", action=action, topic=name)
+                    self._note_denied(subject, action, topic, by="plugins")
             answered(answers)
 
         subjects = [subject_of(topic, action) for topic in topics]

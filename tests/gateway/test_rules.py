@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import structlog.testing
 
 from penstock.access.actions import TERMS
 from penstock.access.policy import AccessPolicy
@@ -291,9 +292,12 @@ async def test_what_plugins_deny_is_audited_and_what_the_rules_deny_is_not_asked
     control = {"audit_file": str(tmp_path / "audit")}
     broker = await start_broker(access_file=str(file), control=control, access=plugins("Topics"))
     sensor = await broker.connect("sensor-1")
-    for topic in ("mixed", "other", "plant/sensor-1/t"):
-        await sensor.publish(topic, b"x", 1)
+    with structlog.testing.capture_logs() as logs:
+        for topic in ("mixed", "other", "plant/sensor-1/t"):
+            await sensor.publish(topic, b"x", 1)
     assert [message.topic for message in broker.stored()] == ["plant/sensor-1/t"]
+    lines = [(line["client"], line["topic"], line.get("by")) for line in logs if line["event"] == "publish.denied"]
+    assert lines == [("sensor-1", "mixed", "plugins"), ("sensor-1", "other", None)]
     denied = {line["topic"]: line.get("by", "rules") for line in audit(tmp_path, "denied")}
     assert denied == {"mixed": "plugins", "other": "rules"}
     assert [script.times_asked("publish", topic) for topic in ("mixed", "other")] == [1, 0]
