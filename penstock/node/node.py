@@ -476,6 +476,7 @@ class Node:
                 self._pop_server.responses,
                 self._pop_server.refusals,
                 self.sent_ids,
+                self._parts.sender,
                 (lambda: len(rocketmq.clients)) if rocketmq is not None else None,
                 self._totaller,
             ),

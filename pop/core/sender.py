@@ -119,6 +119,8 @@ class Sender:
         self._delay_ms_max = timer.delay_ms_max
         self._window_ms = options.deduplication_ms
         self._traces = traces
+        self.sent = 0
+        """Messages that were stored since the node started, with those that `pop.grpc.sends` stores by itself."""
 
     def store(
         self, topic: bytes, body: bytes, properties: Properties, causer: Causer = NODE, *, age_ms: int = 0
@@ -135,6 +137,11 @@ class Sender:
                 repeated, with another body or too late.
             TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Router.route` and `Store.append_message` raise them.
         """
+        stored = self._store_traced(topic, body, properties, causer, age_ms)
+        self.sent += not stored.is_repeated
+        return stored
+
+    def _store_traced(self, topic: bytes, body: bytes, properties: Properties, causer: Causer, age_ms: int) -> StoredMessage:
         traces = self._traces
         if traces is None or not properties.user:
             return self._store_checked(topic, body, properties, causer, age_ms)
@@ -157,6 +164,7 @@ class Sender:
         repeated = self._repeated(topic, body, sent_id, age_ms)
         if repeated is not None:
             return repeated
+        self.sent += 1
         return StoredMessage(self._store.append_message(route, body, encode_deduplication_id(sent_id), _IDENTIFIED))
 
     def _store_checked(self, topic: bytes, body: bytes, properties: Properties, causer: Causer, age_ms: int) -> StoredMessage:

@@ -45,7 +45,7 @@ class SendMethods:
         check_count("send messages", request.messages, MESSAGES_PER_SEND_MAX)
         end, causer = self._store.log.end, causer_of_call()
         route_of, append = self._store.router.route, self._store.append_message
-        bytes_max = self._message_bytes_max
+        bytes_max, sender = self._message_bytes_max, self._sender
         if trace := trace_of_call():
             _add_trace(request, trace)
         # The messages of a call are alike, so if the first one has more than topic and body, it does not pay to look at all.
@@ -70,6 +70,7 @@ class SendMethods:
                 )
                 if not has_more and not message.HasField("extras"):
                     add(SENT_PLAIN % append(route_of(message.topic.encode(), causer), message.body, b"", 1))
+                    sender.sent += 1
                     continue
                 if not has_more and _are_only_an_id(message.extras):
                     stored = self._store_identified(message, causer)
@@ -132,6 +133,7 @@ class SendMethods:
         total = sum(sizes[shape] * count for shape, count in counts.items())
         if not self._store.append_runs(runs, total):
             return None
+        self._sender.sent += len(messages)
         begin = self._store.log.end - total
         return sent_plain([*accumulate(map(sizes.__getitem__, shapes[:-1]), initial=begin)])
 

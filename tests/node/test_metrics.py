@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from penstock import __version__
+from penstock import Client, OutgoingMessage, __version__
 from penstock.gateway.options import ListenerOptions
 from penstock.node.metrics import exposition, grouptotals
 from penstock.node.metrics.families import durations, gauge, labelled_counter, labelled_gauge
@@ -228,3 +228,15 @@ async def test_metrics_in_slices_are_what_the_library_makes_at_once(accept: str,
         turns += 1
     assert making.result() == encode(registry)
     assert turns >= 1000 / exposition.SAMPLES_AT_ONCE
+
+
+async def test_every_way_in_which_services_send_is_counted_once(broker: Broker) -> None:
+    async with Client(str(broker.node.grpc)) as client:
+        plain = [OutgoingMessage(topic="plant/1", body=b"x")] * 64
+        for messages in (plain, plain[:1], [OutgoingMessage(topic="plant/1", body=b"x", tag="t")]):
+            await client.send_batch(messages)
+        for _ in range(2):  # the second is a repetition
+            await client.send("plant/1", b"x", deduplication_id="once")
+        await client.send("plant/1", b"x", correlation_data=b"1")
+    assert samples(broker)["penstock_pop_sent_total"] == 64 + 1 + 1 + 1 + 1
+    assert samples(broker)["penstock_mqtt_publishes_in_total"] == 0

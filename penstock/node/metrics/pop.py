@@ -11,6 +11,7 @@ from penstock.node.metrics.families import add_latencies, counter, gauge, label_
 from penstock.node.metrics.grouptotals import GroupTotaller, GroupTotals
 from penstock.pop.access.refusals import Refusals
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.sender import Sender
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.snapshot import GroupSnapshot
 from penstock.pop.core.transactions import Transactions
@@ -57,6 +58,7 @@ class PopCollector(Collector):
         responses: the room of gRPC responses.
         refusals: tells callers that their calls are refused.
         sent_ids: the deduplication ids.
+        sender: stores what services send.
         rocketmq_clients: returns how many RocketMQ clients are connected; None without the RocketMQ-compatible API.
         totaller: adds up the groups.
     """
@@ -69,6 +71,7 @@ class PopCollector(Collector):
         responses: ResponseBytes,
         refusals: Refusals,
         sent_ids: SentIds,
+        sender: Sender,
         rocketmq_clients: Callable[[], int] | None,
         totaller: GroupTotaller,
     ) -> None:
@@ -79,12 +82,14 @@ class PopCollector(Collector):
         self._responses = responses
         self._refusals = refusals
         self._sent_ids = sent_ids
+        self._sender = sender
         self._rocketmq_clients = rocketmq_clients
 
     def collect(self) -> Iterator[Metric]:
         pop, counters, transactions = self._pop, self._pop.counters, self._transactions
         yield gauge("penstock_pop_waiting", "Pops that wait for a message.", pop.waiting)
         yield gauge("penstock_pop_checkpoints_open", "Checkpoints with unsettled deliveries.", pop.checkpoints_open)
+        yield counter("penstock_pop_sent", "Messages of services that were stored since the start.", self._sender.sent)
         yield counter("penstock_pop_handed_out", "Deliveries since the start.", counters.handed_out)
         yield counter("penstock_pop_acked", "Deliveries acknowledged since the start.", counters.acked)
         yield counter("penstock_pop_revived", "Deliveries revived since the start.", counters.revived)
