@@ -33,7 +33,7 @@ from rich.console import Console
 
 from bench.peers import BrokerProcess, memory_of, penstock
 from bench.soakplot import Panel, svg_of
-from penstock.cli.actions.flushedindex import IndexMissing, flushed_index
+from penstock.cli.inspect_index import IndexMissing, flushed_index
 from penstock.store.errors import IndexDamaged
 from penstock.store.index import KeySpace
 from penstock.store.options import KIB, MIB

@@ -1,1 +1,1 @@
-"""The command line: `commands` says what it accepts, `actions` does it."""
+"""The command line. Each family of commands has a module with its arguments and what they do."""

@@ -1,48 +1,78 @@
-"""The command line of Penstock: parses the arguments, runs the command, turns an error into one line and an exit status."""
+"""The command line of Penstock: parses the arguments, runs the command, turns an error into one line and an exit status.
+
+The parser of a family of commands is made when an argument names the family, so that each command starts quickly.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import NamedTuple
 
 from penstock import __version__
-from penstock.cli.commands import (
-    access,
-    backup,
-    client,
-    clock,
-    cluster,
-    completion,
-    deadletters,
-    demo,
-    groups,
-    inspect,
-    messages,
-    mqtt,
-    reconcile,
-    repair,
-    schedules,
-    serve,
-    story,
-    tables,
-    timers,
-    top,
-    user,
-    worker,
-)
-from penstock.cli.commands.arguments import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from penstock.cluster.errors import ClusterError
-from penstock.node.errors import AdminUnavailable, ConfigError, ControlRefused, DescriptorsTooFew, NodeNotRunning
-from penstock.pop.errors import PopError
-from penstock.spark.errors import ReconcileError
-from penstock.store.errors import StoreError
-from penstock.store.options import OptionInvalid
-from penstock.store.printable import printable
-from penstock.worker.errors import WorkerError
+from penstock.cli.commandparser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
 
-NODE_ERRORS = (ConfigError, AdminUnavailable, ControlRefused, DescriptorsTooFew, NodeNotRunning)
+
+class Family(NamedTuple):
+    """Commands of one module."""
+
+    module: str
+    """Its name below `penstock.cli`. Its function `add_to` adds the commands to a parser."""
+    commands: Mapping[str, str]
+    """What each command does, by its name."""
+
+
+FAMILIES: Mapping[str, tuple[Family, ...]] = {
+    "run": (
+        Family("serve", {"serve": "Run a node."}),
+        Family("demo", {"demo": "Run a node with devices and consumers that fail."}),
+        Family("worker", {"worker": "Run the consumers of an application."}),
+    ),
+    "messages": (
+        Family("mqtt", {"pub": "Publish a message over MQTT.", "sub": "Print the messages of a topic filter over MQTT."}),
+        Family("messages", {"send": "Send a message over gRPC, now or later.", "pop": "Pop messages for a group."}),
+        Family("groups", {"group": "Create, list, change, pause, reset and delete groups."}),
+        Family("deadletters", {"dlq": "List dead letters, and send them back."}),
+        Family("timers", {"timer": "List, find, cancel and reschedule delayed messages."}),
+        Family("schedules", {"schedule": "Let the node send messages by a rule."}),
+    ),
+    "inspect": (
+        Family("top", {"top": "Show what a running node does."}),
+        Family("inspect", {"inspect": "Print what a data directory holds."}),
+        Family("story", {"story": "Print what happened to a message."}),
+        Family("reconcile", {"reconcile": "Pair every delivery with its acknowledgement."}),
+        Family("tables", {"tables": "Keep the log as Parquet tables."}),
+    ),
+    "maintain": (
+        Family(
+            "backup",
+            {
+                "backup": "Back up a data directory.",
+                "restore": "Restore a backup into an empty directory.",
+                "verify": "Verify a backup or a data directory.",
+            },
+        ),
+        Family("repair", {"repair": "Set damaged parts of a log aside."}),
+        Family("clock", {"clock": "Show the node's time, and accept a jump."}),
+        Family("cluster", {"cluster": "Make a cluster, show it, and move its leader."}),
+        Family("access", {"access": "Reload, test and enforce the access control."}),
+        Family("user", {"user": "Change a password file."}),
+    ),
+    "clients": (
+        Family("rocketmq", {"rocketmq": "List RocketMQ clients, and give them commands."}),
+        Family("completion", {"completion": "Print a script that completes commands in a shell."}),
+    ),
+}
+"""All commands, in the groups of the help."""
+
+REPLACED = {"recall": "penstock timer cancel", "client": "penstock rocketmq"}
+"""What does the work of commands that were removed."""
+
+EXTRAS = {"pyarrow": "tables", "duckdb": "tables", "pyspark": "spark", "pandas": "spark", "shtab": "completion"}
+"""The extra that installs a package, of those that are not the node's."""
 
 TRACEBACK = "PENSTOCK_TRACEBACK"
 """Environment variable with which an unexpected error shows where it comes from."""
@@ -53,29 +83,147 @@ PROCESSES = ("serve", "worker", "demo")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 for success, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
-    options = build_parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command = _command_of(arguments)
+    if command in REPLACED:
+        print(f"penstock: there is no command {command!r}. Say {REPLACED[command]}.", file=sys.stderr)
+        return EXIT_USAGE
     try:
+        options = parse(arguments)
         status: int = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:
         # Another command, such as `head`, has read enough. What the interpreter flushes at its end goes nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except (StoreError, PopError, WorkerError, ClusterError, ReconcileError, *NODE_ERRORS, OSError, ValueError) as error:
-        print(printable(f"penstock {options.command}: {_text_of(error)}", keep="\n"), file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "penstock"):
+            raise
+        _print_error(_what_installs(command or "", package))
+        return EXIT_USAGE
+    except _expected_errors() as error:
+        _print_error(f"penstock {command}: {_text_of(error)}")
+        return EXIT_USAGE if isinstance(error, _usage_errors()) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        if TRACEBACK in os.environ or options.command in PROCESSES:
+        if TRACEBACK in os.environ or command in PROCESSES:
             raise
         # Whoever runs a command at night can do nothing with a traceback, and reads past what it was about.
         told = (
             f"this is a defect of Penstock ({type(error).__name__}: {error}). Set {TRACEBACK}=1 for a traceback, and report it."
         )
-        print(printable(f"penstock {options.command}: {told}"), file=sys.stderr)
+        _print_error(f"penstock {command}: {told}")
         return EXIT_FAILED
     return status
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command. A mistake in them ends the process with status 2."""
+    options, unknown = build_parser(arguments).parse_known_args(arguments)
+    parser: CommandParser = options.parser
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    for name, value in vars(options).items():
+        for text in value if isinstance(value, list) else (value,):
+            if isinstance(text, str) and not _is_utf8(text):
+                parser.error(f"argument {name}: {os.fsencode(text)!r} is not UTF-8. Set the terminal to UTF-8.")
+    return options
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether an argument was UTF-8. Python has surrogates in place of other bytes, which nothing can encode."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def build_parser(arguments: Sequence[str] | None = None) -> CommandParser:
+    """Return the parser of all commands, or one that can parse certain arguments.
+
+    Each command sets `run`, a function of the parsed options that returns the status, and `parser`, its own parser.
+
+    Args:
+        arguments: that the parser must understand. It knows only the names of commands that they do not name. None for all.
+    """
+    parser = _Penstock(prog="penstock", description="An MQTT broker and POP message queue on one durable log.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}", help="Print the version.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
+    wanted = None if arguments is None else _command_of(arguments)
+    for family in _families():
+        if arguments is None or wanted in family.commands:
+            import_module(f"penstock.cli.{family.module}").add_to(commands)
+        else:
+            for name in family.commands:
+                commands.add_parser(name)
+    return parser
+
+
+class _Penstock(CommandParser):
+    """The parser of everything. Its help shows the commands in groups."""
+
+    def format_help(self) -> str:
+        lines = ["usage: penstock COMMAND [ARGUMENT ...]", "", self.description or ""]
+        for title, families in FAMILIES.items():
+            lines += ["", f"{title}:"]
+            lines += [f"  {name:<12}{summary}" for family in families for name, summary in family.commands.items()]
+        lines += ["", "`penstock COMMAND --help` shows the arguments of a command, `penstock --version` the version."]
+        return "\n".join(lines) + "\n"
+
+
+def _families() -> Iterator[Family]:
+    for families in FAMILIES.values():
+        yield from families
+
+
+def _command_of(arguments: Sequence[str]) -> str | None:
+    """Return the first argument that is no option; None if there is none."""
+    return next((each for each in arguments if not each.startswith("-")), None)
+
+
+def _expected_errors() -> tuple[type[Exception], ...]:
+    """Return the errors whose text is meant for an operator. Python calls this when an error is raised."""
+    from penstock.access.errors import AccessInvalid
+    from penstock.cluster.errors import ClusterError
+    from penstock.node.errors import AdminUnavailable, ControlRefused, DescriptorsTooFew, NodeNotRunning
+    from penstock.pop.errors import PopError
+    from penstock.spark.errors import ReconcileError
+    from penstock.store.errors import StoreError
+    from penstock.worker.errors import WorkerError
+
+    of_packages = (StoreError, PopError, WorkerError, ClusterError, ReconcileError, AccessInvalid)
+    return (
+        *of_packages,
+        AdminUnavailable,
+        ControlRefused,
+        DescriptorsTooFew,
+        NodeNotRunning,
+        *_usage_errors(),
+        OSError,
+        ValueError,
+    )
+
+
+def _usage_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that mean wrong usage."""
+    from penstock.node.errors import ConfigError
+    from penstock.store.options import OptionInvalid
+
+    return (ConfigError, OptionInvalid)
+
+
+def _what_installs(command: str, package: str) -> str:
+    """Return what to do about a package that is not installed."""
+    from penstock.install import install_hint
+
+    extra = EXTRAS.get(package, "node")
+    needed = "the node's packages" if extra == "node" else package
+    return f"penstock {command} needs {needed}: {install_hint(extra)}."
+
+
+def _print_error(text: str) -> None:
+    from penstock.store.printable import printable
+
+    print(printable(text, keep="\n"), file=sys.stderr)
 
 
 def _text_of(error: Exception) -> str:
@@ -83,37 +231,3 @@ def _text_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename} can't be used: {error.strerror}."
     return str(error)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands. Each command sets `run`, a function of the parsed options that returns the status."""
-    parser = argparse.ArgumentParser(prog="penstock", description="An MQTT broker and POP message queue on one durable log.")
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}", help="Print the version.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for family in (
-        serve,
-        demo,
-        top,
-        mqtt,
-        messages,
-        groups,
-        deadletters,
-        schedules,
-        timers,
-        reconcile,
-        tables,
-        story,
-        inspect,
-        repair,
-        backup,
-        clock,
-        cluster,
-        client,
-        access,
-        user,
-        worker,
-        completion,
-    ):
-        family.add_to(commands)
-    parser.set_defaults(parser=parser)
-    return parser

@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from penstock.demo.worker import HABITS
-from penstock.install import install_hint
 from penstock.store.options import HostPort
 
 GROUP = "billing"
@@ -234,12 +233,9 @@ def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) 
         The exit status: 0 only if the group acknowledged every published reading and no delivery is lost.
     """
     console = Console(markup=False, highlight=False)  # paths and errors may hold brackets
-    try:
-        from penstock.spark.errors import ReconcileError
-        from penstock.spark.reconciliation.command import LOCAL_MASTER, choose, run
-    except ModuleNotFoundError as error:
-        console.print(f"penstock demo: {error.name} is not installed: {install_hint('tables')}", style="red")
-        return 2
+    from penstock.spark.errors import ReconcileError
+    from penstock.spark.reconciliation.command import LOCAL_MASTER, choose, run
+
     try:
         engine = choose("auto", LOCAL_MASTER)
     except ReconcileError as error:

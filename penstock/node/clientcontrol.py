@@ -1,4 +1,4 @@
-"""RocketMQ's clients on the control socket: `penstock client` lists them, and gives them commands."""
+"""RocketMQ's clients on the control socket: `penstock rocketmq` lists them, and gives them commands."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ClientControl:
 def _client_of(request: web.Request) -> str:
     client = request.query.get("client", "")
     if not client:
-        raise ControlRefused("the request names no client: `penstock client list` shows those that use the node")
+        raise ControlRefused("the request names no client: `penstock rocketmq clients` shows those that use the node")
     return client
 
 

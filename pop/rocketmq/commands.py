@@ -121,7 +121,7 @@ class ClientCommands:
     def _listening(self, client_id: str) -> ConnectedClient:
         client = self._clients.get(client_id)
         if client is None:
-            raise Refused(Code.NOT_FOUND, f"no client {client_id[:80]!r} uses this node: see `penstock client list`")
+            raise Refused(Code.NOT_FOUND, f"no client {client_id[:80]!r} uses this node: see `penstock rocketmq clients`")
         if client.stream is None or not client.stream.has_room:
             raise Refused(Code.NOT_FOUND, f"the client {client_id[:80]!r} has no open Telemetry stream: try again in a moment")
         return client

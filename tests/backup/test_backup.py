@@ -22,7 +22,7 @@ from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
 from penstock.backup.room import SPARE_BYTES
 from penstock.backup.verify import verify
-from penstock.cli.actions.repair import repair_log
+from penstock.cli.repair_log import repair_log
 from penstock.node.datafiles import check_files
 from penstock.node.errors import ControlRefused
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock

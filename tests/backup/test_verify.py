@@ -20,7 +20,7 @@ from penstock.backup.comparison import describe_key, merge_ids, together
 from penstock.backup.errors import BackupFailed
 from penstock.backup.manifest import FILE, load_manifest
 from penstock.backup.verify import Verification, verify
-from penstock.cli.actions.repair import repair_log
+from penstock.cli.repair_log import repair_log
 from penstock.node.datafiles import check_files
 from penstock.node.lock import DataDirLock
 from penstock.pop.options import PopOptions

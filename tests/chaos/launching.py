@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NotRequired, Protocol, TypedDict
 
-from penstock.cli import actions
+from penstock import cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -319,10 +319,26 @@ def run(asked: Asked, handles: list[int]) -> None:
         os._exit(status)
 
 
+RUN_BY_COMMANDS = (
+    "paho.mqtt.client",
+    "penstock.access.explain",
+    "penstock.access.passwords",
+    "penstock.backup.backup",
+    "penstock.backup.restore",
+    "penstock.backup.verify",
+    "penstock.node.config",
+    "penstock.node.controlclient",
+    "penstock.node.logs",
+    "penstock.node.node",
+    "uvloop",
+)
+"""What commands import when they run, so that a fork need not."""
+
+
 def main(number: str, mutation: str) -> None:
     """Import Penstock, and fork what the socket with this number asks for."""
-    for module in pkgutil.iter_modules(actions.__path__, f"{actions.__name__}."):
-        importlib.import_module(module.name)
+    for name in (*(module.name for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}.")), *RUN_BY_COMMANDS):
+        importlib.import_module(name)
     if mutation:
         from tests.chaos.mutations import mutate
 

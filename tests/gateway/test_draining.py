@@ -9,7 +9,7 @@ from collections import Counter
 import orjson
 import pytest
 
-from penstock.cli.actions.inspect_sessions import inspect_sessions
+from penstock.cli.inspect_index import inspect_sessions
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, UNSUBACK
 from penstock.gateway.protocol.properties import Property, parse_properties

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.actions import login
-from penstock.cli.actions.login import PASSWORD, login_of
+from penstock.cli import login
+from penstock.cli.login import PASSWORD, login_of
 
 
 @pytest.fixture(autouse=True)

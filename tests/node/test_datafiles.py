@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.actions.repair import repair_log
+from penstock.cli.repair_log import repair_log
 from penstock.node.datafiles import check_files, refuse_foreign
 from penstock.node.errors import ConfigError
 from penstock.pop.core.handle import SECRET_BYTES, load_secret

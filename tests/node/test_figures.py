@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cli.actions.figures import Figures, Scrape
-from penstock.cli.actions.nodeview import view_of
-from penstock.cli.actions.quantities import shown_bytes, shown_rate, shown_seconds
+from penstock.cli.nodeview import Figures, Scrape, view_of
+from penstock.cli.output import shown_bytes, shown_rate, shown_seconds
 
 OTHERS = ("waiting", "in_flight", "dead", "delayed", "parked")
 

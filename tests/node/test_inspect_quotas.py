@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.cli.actions.inspect_quotas import inspect_quotas
+from penstock.cli.inspect_index import inspect_quotas
 from penstock.cli.main import main
 from penstock.store.causer import Causer
 from penstock.store.options import StoreOptions

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import main
 from penstock.install import install_hint
 from tests.system.processes import ROOT
 from tests.waiting import PROCESS_S
 
-HIDE_PYARROW = """
+HIDE = """
 import sys
-sys.modules["pyarrow"] = None
+sys.modules[sys.argv.pop(1)] = None
 from penstock.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -36,19 +35,21 @@ def test_no_other_module_says_how_to_install_penstock() -> None:
     assert found == []
 
 
-def test_the_tables_without_their_extra_show_the_hint(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["tables", "backfill", "--data-dir", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"penstock tables: pyarrow is not installed: {install_hint('tables')}\n"
-
-
-@pytest.mark.parametrize("command", ["reconcile", pytest.param("demo", marks=pytest.mark.nightly)])
-def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "command", "what", "extra"),
+    [
+        ("pyarrow", "reconcile", "pyarrow", "tables"),
+        pytest.param("pyarrow", "tables backfill", "pyarrow", "tables", marks=pytest.mark.nightly),
+        pytest.param("pyarrow", "story 1", "pyarrow", "tables", marks=pytest.mark.nightly),
+        pytest.param("pyarrow", "demo", "pyarrow", "tables", marks=pytest.mark.nightly),
+        ("rocksdict", "serve", "the node's packages", "node"),
+        ("shtab", "completion bash", "shtab", "completion"),
+    ],
+)
+def test_a_command_without_its_packages_says_what_installs_them(hidden: str, command: str, what: str, extra: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", HIDE_PYARROW, command],
-        cwd=tmp_path,
+        [sys.executable, "-c", HIDE, hidden, *command.split()],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=PROCESS_S,
@@ -56,8 +57,7 @@ def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_pa
     )
     assert ended.returncode == 2
     shown = " ".join((ended.stdout + ended.stderr).split())  # A terminal may wrap the line.
-    assert shown.startswith(f"penstock {command}: pyarrow")
-    assert shown.endswith(f"is not installed: {install_hint('tables')}")
+    assert shown == f"penstock {command.split()[0]} needs {what}: {install_hint(extra)}."
     assert "Traceback" not in shown
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.actions.output import print_row, print_rows
 from penstock.cli.main import main
+from penstock.cli.output import print_row, print_rows
 
 
 def test_a_table_shows_brackets_of_user_data_as_they_are() -> None:
@@ -83,7 +83,7 @@ def test_a_defect_is_one_line_unless_somebody_wants_the_traceback(
         raise AttributeError("'NoneType' object has no attribute 'x'")
 
     monkeypatch.delenv("PENSTOCK_TRACEBACK", raising=False)
-    monkeypatch.setattr("penstock.cli.actions.user.list_users", fails)
+    monkeypatch.setattr("penstock.cli.user.list_users", fails)
     assert main(["user", "list", "--file", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert "defect of Penstock (AttributeError: 'NoneType' object has no attribute 'x')" in told

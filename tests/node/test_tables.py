@@ -7,10 +7,9 @@ import io
 
 import pytest
 
-from penstock.cli.actions import output
-from penstock.cli.actions.output import print_rows
-from penstock.cli.actions.protorow import row_of
-from penstock.cli.commands.arguments import duration, instant, message_id, position
+from penstock.cli import output
+from penstock.cli.arguments import duration, instant, message_id, position
+from penstock.cli.output import print_rows, row_of
 from penstock.pop.proto import pop_pb2 as pb
 
 HANDLE = "h" * 300

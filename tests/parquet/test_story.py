@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the tables need the extra `tables`")
 
-from penstock.cli.commands import story as command
+
 from penstock.cli.main import main
 from penstock.pop.core.admin import ResetTo
 from penstock.spark.errors import MessageUnknown, TablesInvalid
@@ -356,15 +356,10 @@ def test_the_lines_are_bounded_whatever_the_message_has_been_through(
     assert "Group group 299: acked" in capsys.readouterr().out
 
 
-def test_a_damaged_file_and_a_missing_library_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tell: Reader
-) -> None:
+def test_a_damaged_file_is_an_error_that_says_so(tmp_path: Path, tell: Reader) -> None:
     log, _, messages = log_of_four()
     log.save(tmp_path)
     list(backfill(tmp_path))
     (tmp_path / "tables" / "deliveries" / "date=1970-01-01" / f"{1_000:020d}.parquet").write_bytes(b"PAR1")
     with pytest.raises(TablesInvalid, match="is damaged"):
         tell(tmp_path, messages[0])
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
-    assert main(["story", "1"]) == 2
-    assert capsys.readouterr().err.startswith("penstock story: pyarrow is not installed: run pip install '.[tables]'")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.actions.repair import repair_log
+from penstock.cli.repair_log import repair_log
 from penstock.pop.options import PopOptions
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt

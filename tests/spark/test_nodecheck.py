@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("duckdb", reason="the reconciliation needs the extra `tables`")
 
 from penstock import Client
-from penstock.cli.actions.endpoint import Endpoint
-from penstock.cli.actions.nodestate import state_reader
+from penstock.cli.adminclient import state_reader
+from penstock.cli.endpoint import Endpoint
 from penstock.cli.main import main
 from penstock.pop.core.settings import GroupSettings
 from penstock.spark.errors import NodeUnreadable

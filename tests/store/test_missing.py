@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.actions.inspect_log import inspect_log
-from penstock.cli.actions.repair import repair_log
+from penstock.cli.inspect_log import inspect_log
+from penstock.cli.repair_log import repair_log
 from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import LogCorrupt
 from penstock.store.files import SystemFiles

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.cli.actions.inspect_log import describe_record
+from penstock.cli.inspect_log import describe_record
 from penstock.store import backfill, snapshotting, trimming
 from penstock.store.errors import LogCorrupt, PositionUnknown, SnapshotInvalid
 from penstock.store.lightqueue import ROW_ENTRIES

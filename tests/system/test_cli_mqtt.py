@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli.actions import mqttconnection, unconnected
-from penstock.cli.actions.endpoint import Endpoint
+from penstock.cli import endpoint, mqttconnection
+from penstock.cli.endpoint import Endpoint
 from penstock.store.options import HostPort
 from tests.system.processes import ROOT, NodeProcess, run_penstock
 
@@ -104,7 +104,7 @@ def test_what_was_not_printed_returns_to_the_group(node: NodeProcess) -> None:
 def test_a_host_that_does_not_answer_at_all_is_told_from_one_that_speaks_something_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unconnected, "PROBE_S", 0.2)
+    monkeypatch.setattr(endpoint, "PROBE_S", 0.2)
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)  # Linux takes one connection more than that, and drops the packets of all further ones
@@ -112,9 +112,9 @@ def test_a_host_that_does_not_answer_at_all_is_told_from_one_that_speaks_somethi
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         node = Endpoint(HostPort("127.0.0.1", full.getsockname()[1]))
-        cause = unconnected.probe(node, unconnected.GRPC)
+        cause = endpoint.probe(node, endpoint.GRPC)
         assert isinstance(cause, TimeoutError)
-        assert "No gRPC listener of a node answers" in unconnected.why_unconnected(node, unconnected.GRPC, cause)
+        assert "No gRPC listener of a node answers" in endpoint.why_unconnected(node, endpoint.GRPC, cause)
 
 
 def test_a_listener_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

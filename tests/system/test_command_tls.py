@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.actions.endpoint import Endpoint, endpoint_of
+from penstock.cli.endpoint import Endpoint, endpoint_of
 from penstock.store.options import HostPort
 from tests.gateway.certificates import Authority
 from tests.system.processes import NodeProcess, run_penstock

@@ -610,11 +610,11 @@ def test_a_client_is_back_within_3_s_of_a_restart_and_its_handle_is_valid(tmp_pa
 
 def penstock_client(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
     assert server.node is not None
-    return run_penstock("client", *arguments, "--data-dir", str(server.node.data_dir))
+    return run_penstock("rocketmq", *arguments, "--data-dir", str(server.node.data_dir))
 
 
 def clients_of(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in penstock_client(server, "list", "--json").stdout.splitlines()]
+    return [json.loads(line) for line in penstock_client(server, "clients", "--json").stdout.splitlines()]
 
 
 def poll(receive: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
