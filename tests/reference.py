@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from prometheus_client.core import Metric
 
+from penstock.cli.arguments import NODE, SETTINGS, add_setting
 from penstock.cli.main import build_parser
 from penstock.cluster.options import ReplicationOptions
 from penstock.gateway.options import GatewayOptions
@@ -25,6 +26,7 @@ from penstock.node.document import toml_of
 from penstock.node.node import Node
 from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
+from penstock.settings import DEFAULTS, PREFIX
 from penstock.spark.parquet.schema import CAUSES, RECORDS, START, TABLES, ParquetTable
 from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_MESSAGES
 from penstock.spark.reconciliation.tables import REPORT_TABLES
@@ -110,17 +112,44 @@ def commands_page() -> str:
         NOTE,
         "# Commands",
         parser.description or "",
-        "The exit status is 0 for success, 1 for a failure and 2 for wrong usage. Defaults are in brackets. "
-        "Commands that speak gRPC take a token from the environment variable `PENSTOCK_TOKEN`. All that connect to a node take "
-        "the PEM file of root certificates from `PENSTOCK_CA_FILE`, if `--tls-ca-file` does not name one. An unexpected error "
-        "is one line; with `PENSTOCK_TRACEBACK=1` it shows where it comes from.",
+        "The exit status is 0 for success, 1 for a failure and 2 for wrong usage. Defaults are in brackets. A time is a whole "
+        "number with `ms`, `s`, `min`, `h` or `d`, such as `30s`. An instant is ISO 8601, or milliseconds since 1970. An "
+        "unexpected error is one line; with `PENSTOCK_TRACEBACK=1` it shows where it comes from.",
+        "## Which node",
+        "These arguments say which node a command means, and how the command identifies itself. Each is set by its flag, else "
+        "by its variable, else by the context that `penstock context use` has chosen. Python's clients and workers read the "
+        "same variables and contexts for what they are not given. A command or client whose address comes from elsewhere "
+        "takes nothing from the context, unless `--context` names it, so a token goes to its own node only.",
+        _table(("Argument", "Variable", "Meaning"), _node_rows()),
+        "Two more arguments mean the same in each command that has them: `--json` prints one JSON object per line, and "
+        "`--limit` is the maximum number of rows.",
     ]
     for command in _commands(parser):
+        own = [action for action in _actions(command) if not _is_shared(action, command)]
         parts += [f"## {command.prog}", command.description or "", f"```\n{_usage(command)}\n```"]
-        rows = [(_argument(action), _help(action, command)) for action in _actions(command)]
+        rows = [(_argument(action), _help(action, command)) for action in own]
         parts += [_table(("Argument", "Meaning"), rows)] if rows else []
         parts += [_exclusion(group) for group in command._mutually_exclusive_groups]
     return "\n\n".join(parts) + "\n"
+
+
+def _node_rows() -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of the arguments that say which node a command means."""
+    command = argparse.ArgumentParser()
+    for name, meaning in SETTINGS.items():
+        add_setting(command, name)
+        text = meaning if name not in DEFAULTS else f"{meaning.removesuffix('.')} ({DEFAULTS[name]})."
+        yield _argument(command._actions[-1]), f"`{PREFIX}{name.upper()}`", text
+
+
+def _is_shared(action: argparse.Action, command: argparse.ArgumentParser) -> bool:
+    """Return whether the beginning of the page tells what an argument means."""
+    groups = (group for group in command._action_groups if group.title == NODE)
+    return action.dest in SHARED or any(action in group._group_actions for group in groups)
+
+
+SHARED = ("json", "limit")
+"""Arguments outside of the group of the node that mean the same everywhere."""
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -140,14 +169,16 @@ def _actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
 def _usage(command: argparse.ArgumentParser) -> str:
     # argparse formats its usage differently from version to version of Python.
     words = [command.prog]
+    shared = [action for action in _actions(command) if _is_shared(action, command)]
     for action in _actions(command):
         if action.option_strings:
             if action.required:
                 words.append(f"{action.option_strings[0]} {_metavar(action)}")
         else:
             words.append({"?": "[{}]", "*": "[{} ...]"}.get(str(action.nargs), "{}").format(_metavar(action)))
-    if any(action.option_strings and not action.required for action in _actions(command)):
+    if any(action.option_strings and not action.required and action not in shared for action in _actions(command)):
         words.append("[OPTION...]")
+    words += [f"[{action.option_strings[0]}]" for action in shared if action.dest in (*DEFAULTS, *SHARED)]
     return " ".join(words)
 
 

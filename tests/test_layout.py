@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "access": {"store"},
     "tracing": {"store"},
     "cluster": {"store"},
-    "pop": {"store", "timer", "access", "tracing", "install"},
+    "pop": {"store", "timer", "access", "tracing", "install", "settings"},
     "gateway": {"store", "timer", "access", "tracing", "pop"},
     # The formats of records, of the sync mark and of snapshots, and the rules of topic filters, so that a Spark worker needs no
     # broker.
@@ -97,7 +97,7 @@ def test_the_gateway_does_not_import_its_composition() -> None:
 
 
 def test_the_clients_import_nothing_of_the_node() -> None:
-    assert room_graph()["pop/client"] == {"install", "pop/backoff", "pop/errors", "pop/proto"}
+    assert room_graph()["pop/client"] == {"install", "pop/backoff", "pop/errors", "pop/proto", "settings"}
 
 
 def test_the_worker_imports_the_clients_and_nothing_of_the_node() -> None:
@@ -129,7 +129,7 @@ def test_the_graph_has_the_arrows_of_the_code() -> None:
     assert "penstock.store.record" in graph["penstock.store.commitlog"]
     assert "penstock.store.topics" in graph["penstock.store.queues"]  # by `from penstock.store import topics`
     assert graph["penstock.node.errors"] == set()
-    assert graph["penstock.install"] == set()
+    assert graph["penstock.install"] == graph["penstock.settings"] == set()
 
 
 @pytest.mark.parametrize(

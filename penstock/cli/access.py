@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from penstock.cli.arguments import Commands, add_command, add_data_dir, duration
+from penstock.cli.arguments import Commands, add_command, add_node, data_dir_of, duration
 from penstock.cli.output import cells_of, print_line, print_rows, time_of
 from penstock.node.controladdress import ACCESS_BANS, ACCESS_KICK, ACCESS_RELOAD, ACCESS_TEST
 
@@ -96,37 +96,37 @@ def _add_named(action: argparse.ArgumentParser) -> None:
 
 
 def _finish(action: argparse.ArgumentParser, run: object) -> None:
-    add_data_dir(action)
+    add_node(action, "data_dir")
     action.set_defaults(run=run)
 
 
 def _reload(options: argparse.Namespace) -> int:
-    reload_access(options.data_dir)
+    reload_access(data_dir_of(options))
     return 0
 
 
 def _test(options: argparse.Namespace) -> int:
     asked = RightAsked(options.user, options.what, options.name, options.client, options.address, tuple(options.role))
-    return 0 if test_access(asked, options.data_dir, options.file, as_json=options.json) else 1
+    return 0 if test_access(asked, data_dir_of(options), options.file, as_json=options.json) else 1
 
 
 def _ban(options: argparse.Namespace) -> int:
-    ban(options.data_dir, options.kind, options.name, options.for_ms, options.why)
+    ban(data_dir_of(options), options.kind, options.name, options.for_ms, options.why)
     return 0
 
 
 def _lift(options: argparse.Namespace) -> int:
-    lift_ban(options.data_dir, options.kind, options.name)
+    lift_ban(data_dir_of(options), options.kind, options.name)
     return 0
 
 
 def _bans(options: argparse.Namespace) -> int:
-    print_bans(options.data_dir, as_json=options.json)
+    print_bans(data_dir_of(options), as_json=options.json)
     return 0
 
 
 def _kick(options: argparse.Namespace) -> int:
-    kick(options.data_dir, options.kind, options.name)
+    kick(data_dir_of(options), options.kind, options.name)
     return 0
 
 

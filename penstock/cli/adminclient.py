@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Callable
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -15,7 +14,7 @@ from penstock.cli.endpoint import ADMIN, Endpoint, why_unconnected
 from penstock.cli.login import UserPassword
 
 if TYPE_CHECKING:
-    from penstock.cli.popclient import TOKEN
+    pass
 
 
 ANSWER_S = 10.0
@@ -27,7 +26,7 @@ class AdminClient:
 
     Parameters:
         node: its admin listener.
-        login: user name and password; None for the token of the environment, or for nothing.
+        login: user name and password; None for the token of the endpoint, or for nothing.
 
     Raises:
         ValueError, OSError: as `Endpoint.context` raises them.
@@ -40,8 +39,8 @@ class AdminClient:
         if login is not None:
             credentials = base64.b64encode(":".join(login).encode()).decode()
             self._headers["Authorization"] = f"Basic {credentials}"
-        elif token := os.environ.get(TOKEN):
-            self._headers["Authorization"] = f"Bearer {token}"
+        elif node.token:
+            self._headers["Authorization"] = f"Bearer {node.token}"
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return the status and the body of an answer.
@@ -68,7 +67,7 @@ class AdminClient:
             connection.close()
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST):
             raise PermissionError(
-                f"The admin listener on {self._node.address} refuses the request: {_why(body)}. Set {TOKEN}, or give "
+                f"The admin listener on {self._node.address} refuses the request: {_why(body)}. Set PENSTOCK_TOKEN, or give "
                 "--user NAME."
             )
         return status, body

@@ -11,14 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.settings import DEFAULTS, PREFIX, find_settings
 from penstock.store.options import HostPort, OptionInvalid
 
 if TYPE_CHECKING:
     from penstock.cli.endpoint import Endpoint
+    from penstock.cli.login import UserPassword
 
-MQTT = HostPort("127.0.0.1", 1883)
-POP = HostPort("127.0.0.1", 8081)
-ADMIN = HostPort("127.0.0.1", 8080)
 Commands = Any
 """What argparse's `add_subparsers` returns. Its class has no public name."""
 
@@ -31,94 +30,101 @@ def add_command(commands: Commands, name: str, summary: str) -> argparse.Argumen
     return command
 
 
-def add_data_dir(command: argparse.ArgumentParser) -> None:
-    """Add `--data-dir`, with the directory that `penstock serve` uses by default."""
-    command.add_argument(
-        "--data-dir", type=Path, default=Path("penstock-data"), metavar="DIR", help="Data directory of a node (%(default)s)."
-    )
-
-
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add `--json` for commands that print rows."""
     command.add_argument("--json", action="store_true", help="Print one JSON object per line.")
 
 
-def add_mqtt_address(command: argparse.ArgumentParser) -> None:
-    """Add `--mqtt`, the address of the node's MQTT listener."""
-    command.add_argument(
-        "--mqtt", type=address, default=MQTT, metavar="HOST:PORT", help="Address of the node's MQTT listener (%(default)s)."
-    )
-    _add_tls(command)
+NODE = "node"
+"""Title of the group of arguments that say which node a command means, and how it identifies itself."""
+
+_TLS = ("tls", "ca_file", "certificate_file", "key_file")
+
+_OF_ADDRESS = {
+    "target": ("context", "token_file", *_TLS),
+    "mqtt": ("context", "user", "password_file", *_TLS),
+    "admin": ("context", "token_file", "user", "password_file", *_TLS),
+    "data_dir": ("context",),
+}
+"""Arguments that come with the one that names a listener or a directory."""
+
+SETTINGS = {
+    "target": "Address of the gRPC listener.",
+    "mqtt": "Address of the MQTT listener.",
+    "admin": "Address of the admin listener.",
+    "data_dir": "Data directory of the node.",
+    "context": "Context that has what the other arguments and variables leave out.",
+    "token_file": "File with the token. PENSTOCK_TOKEN is the token itself.",
+    "user": "User name. The command asks for the password if neither PENSTOCK_PASSWORD nor a file has it.",
+    "password_file": "File with the password in its first line; - is standard input.",
+    "tls": "Speak TLS, or don't. By default the command does if there is one of the files below.",
+    "ca_file": "PEM file of the roots by which the command checks the node's certificate.",
+    "certificate_file": "PEM file of the command's own certificate.",
+    "key_file": "PEM file of the key of that certificate.",
+}
+"""The arguments that several commands share. A password or a token among them would be seen by all who list processes."""
 
 
-def add_login(command: argparse.ArgumentParser) -> None:
-    """Add `--user`, and where its password comes from."""
-    command.add_argument(
-        "--user",
-        metavar="NAME",
-        help="User name. The password is that of --password-file, or else of the variable PENSTOCK_PASSWORD, or asked for. "
-        "Without --tls, everybody on the network path can read it.",
-    )
-    # A password among the arguments would be seen by everybody on the machine who lists processes.
-    command.add_argument(
-        "--password-file", type=Path, metavar="FILE", help="Read the password from the first line of this file; - is stdin."
-    )
+def add_node(command: argparse.ArgumentParser, *addresses: str) -> None:
+    """Add the arguments that name a node, as one group.
+
+    Args:
+        command: gets the arguments.
+        addresses: what names the node: `target`, `mqtt`, `admin`, `data_dir`.
+    """
+    group = command.add_argument_group(NODE, "Each is set by its flag, else by its variable, else by the context.")
+    names = dict.fromkeys([*addresses, *(name for each in addresses for name in _OF_ADDRESS[each])])
+    for name in sorted(names, key=list(SETTINGS).index):
+        add_setting(group, name, variable=PREFIX + name.upper())
 
 
-def add_pop_address(command: argparse.ArgumentParser) -> None:
-    """Add `--pop`, the address of the node's gRPC listener."""
-    command.add_argument(
-        "--pop", type=address, default=POP, metavar="HOST:PORT", help="Address of the node's gRPC listener (%(default)s)."
-    )
-    _add_tls(command)
+def add_setting(command: argparse._ActionsContainer, name: str, *, variable: str = "") -> None:
+    """Add the argument that gives a setting, whose help names the variable."""
+    default = f" ({DEFAULTS[name]})" if name in DEFAULTS else ""
+    text = f"{SETTINGS[name].removesuffix('.')}{default}." + (f" [{variable}]" if variable else "")
+    flag = f"--{name.replace('_', '-')}"
+    if name == "tls":
+        command.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+    elif name in ("target", "mqtt", "admin"):
+        command.add_argument(flag, type=address, metavar="HOST:PORT", help=text)
+    elif name in ("context", "user"):
+        command.add_argument(flag, metavar="NAME", help=text)
+    else:
+        command.add_argument(flag, type=Path, metavar="DIR" if name == "data_dir" else "FILE", help=text)
 
 
-def add_admin_address(command: argparse.ArgumentParser) -> None:
-    """Add `--admin`, the address of the node's admin listener."""
-    command.add_argument(
-        "--admin", type=address, default=ADMIN, metavar="HOST:PORT", help="Address of the node's admin listener (%(default)s)."
-    )
-    _add_tls(command)
+def node_settings(options: argparse.Namespace, address: str) -> dict[str, str]:
+    """Return the settings of a command that names its node by an address. Raises SettingInvalid."""
+    given: dict[str, str | None] = {}
+    for name in (address, *_OF_ADDRESS[address]):
+        value = getattr(options, name)
+        given[name] = None if value is None else ("no", "yes")[value] if name == "tls" else str(value)
+    context = given.pop("context")
+    return find_settings(address, given, context)
 
 
-def admin_endpoint(options: argparse.Namespace) -> Endpoint:
-    """Return the admin listener that the options of `add_admin_address` name. Raises ValueError if they are contradictory."""
-    return _endpoint(options, options.admin)
+def data_dir_of(options: argparse.Namespace) -> Path:
+    """Return the data directory of the node that the options name. Raises SettingInvalid."""
+    return Path(node_settings(options, "data_dir")["data_dir"])
 
 
-def mqtt_endpoint(options: argparse.Namespace) -> Endpoint:
-    """Return the MQTT listener that the options of `add_mqtt_address` name. Raises ValueError if they contradict each other."""
-    return _endpoint(options, options.mqtt)
-
-
-def pop_endpoint(options: argparse.Namespace) -> Endpoint:
-    """Return the gRPC listener that the options of `add_pop_address` name. Raises ValueError if they contradict each other."""
-    return _endpoint(options, options.pop)
-
-
-def _add_tls(command: argparse.ArgumentParser) -> None:
-    """Add the options of TLS, which are the same for both kinds of listeners."""
-    command.add_argument(
-        "--tls",
-        action=argparse.BooleanOptionalAction,
-        help="Speak TLS with the listener, or don't. By default the command does if one of the three files is given.",
-    )
-    command.add_argument(
-        "--tls-ca-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file of the roots that the node's certificate is checked by ($PENSTOCK_CA_FILE, or else the usual roots).",
-    )
-    command.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM file of the client's certificate.")
-    command.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file of the key of the client's certificate.")
-
-
-def _endpoint(options: argparse.Namespace, at: HostPort) -> Endpoint:
+def endpoint(options: argparse.Namespace, address: str) -> Endpoint:
+    """Return the listener that the options name. Raises ValueError if they contradict each other."""
     from penstock.cli.endpoint import endpoint_of
 
-    return endpoint_of(
-        at, tls=options.tls, ca_file=options.tls_ca_file, certificate=options.tls_certificate, key=options.tls_key
-    )
+    if options.tls is False and any((options.ca_file, options.certificate_file, options.key_file)):
+        raise ValueError("--no-tls has no use for --ca-file, --certificate-file and --key-file: leave one or the other out.")
+    return endpoint_of(node_settings(options, address), address)
+
+
+def login(options: argparse.Namespace, address: str) -> UserPassword | None:
+    """Return the login of a command, or None. Raises as `login_of`."""
+    from penstock.cli.login import login_of
+
+    settings = node_settings(options, address)
+    user = options.user if options.user is not None else settings.get("user")
+    file = options.password_file if user is None else settings.get("password_file")
+    return login_of(user, None if file is None else Path(file))
 
 
 def address(text: str) -> HostPort:
@@ -149,11 +155,11 @@ NUMBER_CHARS_MAX = 40
 
 
 def duration(text: str) -> int:
-    """Return a time such as `500ms`, `90s`, `10min` or `7d`, in ms. A number alone has been ms from the beginning."""
-    found = re.fullmatch(r"([0-9]{1,15})(ms|s|m|min|h|d)?", text)
+    """Return a time such as `500ms`, `90s`, `10min` or `7d`, in ms. Only 0 needs no unit."""
+    found = re.fullmatch(r"([0-9]{1,15})(ms|s|m|min|h|d)|0()", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no time: write a whole number with ms, s, min, h or d, such as 10min.")
-    return int(found[1]) * _UNITS_MS[found[2] or "ms"]
+    return int(found[1]) * _UNITS_MS[found[2]] if found[2] else 0
 
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}

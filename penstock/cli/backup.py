@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import orjson
 
-from penstock.cli.arguments import Commands, add_command, add_data_dir
+from penstock.cli.arguments import Commands, add_command, add_node, data_dir_of
 from penstock.cli.arguments import count as whole_number
 from penstock.cli.commandparser import EXIT_FAILED
 from penstock.store.options import MIB
@@ -29,7 +29,7 @@ def add_to(commands: Commands) -> None:
     backup.add_argument(
         "directory", type=Path, metavar="DIR", help="Directory of the backup: a new one, or one with an earlier backup."
     )
-    add_data_dir(backup)
+    add_node(backup, "data_dir")
     backup.add_argument(
         "--link",
         action="store_true",
@@ -80,7 +80,7 @@ def _add_shared(command: argparse.ArgumentParser) -> None:
 
 
 def _backup(options: argparse.Namespace) -> int:
-    backup(options.data_dir, options.directory, may_link=options.link, mib_per_s=options.mib_per_s, as_json=options.json)
+    backup(data_dir_of(options), options.directory, may_link=options.link, mib_per_s=options.mib_per_s, as_json=options.json)
     return 0
 
 

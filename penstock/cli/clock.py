@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.cli.arguments import Commands, add_command, add_data_dir
+from penstock.cli.arguments import Commands, add_command, add_node, data_dir_of
 from penstock.cli.output import time_of
 from penstock.node.controladdress import CLOCK
 
@@ -26,14 +26,14 @@ def add_to(commands: Commands) -> None:
         help="show prints both times and what the node does about a difference. accept takes the time of day for right at "
         "once, without waiting for clock.confirm_ms (%(default)s).",
     )
-    add_data_dir(command)
+    add_node(command, "data_dir")
     command.add_argument("--json", action="store_true", help="Print one JSON object.")
     command.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     action = accept_clock if options.action == "accept" else show_clock
-    action(options.data_dir, as_json=options.json)
+    action(data_dir_of(options), as_json=options.json)
     return 0
 
 

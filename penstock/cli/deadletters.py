@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.cli.arguments import Commands, add_command, add_json, add_pop_address, count, message_id, pop_endpoint
+from penstock.cli.arguments import Commands, add_command, add_json, add_node, count, endpoint, message_id
 from penstock.cli.output import print_rows, row_of, time_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def add_to(commands: Commands) -> None:
     )
     listing.add_argument("--limit", type=count, default=100, help="Maximum number of dead letters (%(default)s).")
     add_json(listing)
-    add_pop_address(listing)
+    add_node(listing, "target")
     listing.set_defaults(run=_list)
 
     redrive = add_command(actions, "redrive", "Send dead letters back to their group as new messages.")
@@ -34,17 +34,19 @@ def add_to(commands: Commands) -> None:
     which = redrive.add_mutually_exclusive_group(required=True)
     which.add_argument("message_id", type=message_id, nargs="*", default=[], help="Ids of the dead letters.")
     which.add_argument("--all", action="store_true", help="Send back all of them, up to 10,000.")
-    add_pop_address(redrive)
+    add_node(redrive, "target")
     redrive.set_defaults(run=_redrive)
 
 
 def _list(options: argparse.Namespace) -> int:
-    list_dead_letters(pop_endpoint(options), options.group, after=options.after, limit=options.limit, as_json=options.json)
+    list_dead_letters(
+        endpoint(options, "target"), options.group, after=options.after, limit=options.limit, as_json=options.json
+    )
     return 0
 
 
 def _redrive(options: argparse.Namespace) -> int:
-    redrive(pop_endpoint(options), options.group, None if options.all else options.message_id)
+    redrive(endpoint(options, "target"), options.group, None if options.all else options.message_id)
     return 0
 
 

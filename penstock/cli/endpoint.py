@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.store.options import HostPort
-
-CA_FILE = "PENSTOCK_CA_FILE"
-"""Environment variable with the path of the CA file, for commands without `--tls-ca-file`."""
+from penstock.settings import SettingInvalid, has_tls, token_of
+from penstock.store.options import HostPort, OptionInvalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +18,15 @@ class Endpoint:
 
     Parameters:
         address: of the listener.
-        has_tls: whether the command speaks TLS. If not, the other fields are None.
+        token: that the command sends with each call; empty for none.
+        has_tls: whether the command speaks TLS. If not, the fields below are None.
         ca_file: PEM of the roots that the node's certificate is checked by; None for the usual roots.
         certificate: PEM of the command's own certificate, with its chain.
         key: PEM of the key of that certificate.
     """
 
     address: HostPort
+    token: str = ""
     has_tls: bool = False
     ca_file: Path | None = None
     certificate: Path | None = None
@@ -56,30 +56,28 @@ class Endpoint:
         return context
 
 
-def endpoint_of(
-    address: HostPort, *, tls: bool | None, ca_file: Path | None, certificate: Path | None, key: Path | None
-) -> Endpoint:
-    """Return the endpoint that the options of a command name, or else the environment.
-
-    Args:
-        address: of the listener.
-        tls: whether to speak TLS; None to do so if there is a certificate of either side.
-        ca_file, certificate, key: see `Endpoint`.
+def endpoint_of(settings: Mapping[str, str], address: str) -> Endpoint:
+    """Return the listener that settings name by an address.
 
     Raises:
-        ValueError: the options contradict each other.
+        SettingInvalid: a setting can't be used.
     """
+    try:
+        at = HostPort.parse(settings[address])
+    except OptionInvalid as error:
+        raise SettingInvalid(f"{address} is {settings[address]!r}: it must be {error.allowed}.") from None
+    token = token_of(settings) if address != "mqtt" else ""
+    is_wanted = has_tls(settings)
+    if is_wanted is False:
+        return Endpoint(at, token)
+    ca_file, certificate, key = (Path(settings[name]) if name in settings else None for name in FILES)
     if (certificate is None) != (key is None):
-        raise ValueError("--tls-certificate and --tls-key need each other: give both files, or none.")
-    if tls is False:
-        if ca_file is not None or certificate is not None:
-            raise ValueError(
-                "--no-tls has no use for --tls-ca-file, --tls-certificate and --tls-key: leave one or the other out."
-            )
-        return Endpoint(address)
-    if ca_file is None and (named := os.environ.get(CA_FILE)):
-        ca_file = Path(named)
-    return Endpoint(address, bool(tls or ca_file or certificate), ca_file, certificate, key)
+        raise SettingInvalid("certificate_file and key_file need each other: give both files, or none.")
+    return Endpoint(at, token, bool(is_wanted or ca_file or certificate), ca_file, certificate, key)
+
+
+FILES = ("ca_file", "certificate_file", "key_file")
+"""Settings that name the files of TLS."""
 
 
 PROBE_S = 3.0
@@ -104,7 +102,7 @@ class Protocol:
 
 
 MQTT = Protocol("as an MQTT broker does", "MQTT broker", "--mqtt")
-GRPC = Protocol("as the gRPC listener of a node does (pop.listen)", "gRPC listener of a node", "--pop", "h2")
+GRPC = Protocol("as the gRPC listener of a node does (pop.listen)", "gRPC listener of a node", "--target", "h2")
 ADMIN = Protocol("as the admin listener of a node does (admin.listen)", "admin listener of a node", "--admin")
 
 
@@ -120,12 +118,12 @@ def why_unconnected(node: Endpoint, protocol: Protocol, cause: BaseException | N
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
             f"The certificate of the node on {at} can't be trusted: {cause.verify_message}. Name the file of its authority "
-            f"with --tls-ca-file, and give {protocol.option} a host name that the certificate has."
+            f"with --ca-file, and give {protocol.option} a host name that the certificate has."
         )
     if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
         return (
             f"The listener on {at} refused the connection with the TLS alert {cause.reason}. If it asks for a client "
-            "certificate, give one that its authority has signed with --tls-certificate and --tls-key."
+            "certificate, give one that its authority has signed with --certificate-file and --key-file."
         )
     is_unreachable = isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ssl.SSLError)
     if isinstance(cause, TimeoutError) or (is_unreachable and not isinstance(cause, ConnectionResetError | BrokenPipeError)):
@@ -133,7 +131,7 @@ def why_unconnected(node: Endpoint, protocol: Protocol, cause: BaseException | N
     if node.has_tls:
         how, remedy = " over TLS", "If it speaks plain text, add --no-tls."
     else:
-        how, remedy = "", "If it speaks TLS, add --tls, and --tls-ca-file FILE for an authority of your own."
+        how, remedy = "", "If it speaks TLS, add --tls, and --ca-file FILE for an authority of your own."
     return (
         f"The listener on {at} does not answer {protocol.does}{how}. {remedy} Otherwise the log of the node says why it "
         "closed the connection."

@@ -10,12 +10,12 @@ from penstock.cli.arguments import (
     Commands,
     add_command,
     add_json,
-    add_pop_address,
+    add_node,
     count,
     duration,
+    endpoint,
     instant,
     message_id,
-    pop_endpoint,
 )
 from penstock.cli.output import print_rows, row_of, shown_seconds
 from penstock.pop.backoff import Backoff, Exponential
@@ -45,7 +45,7 @@ def add_to(commands: Commands) -> None:
     for name, summary in ACTIONS.items():
         action = add_command(actions, name, summary)
         _add_target(action, name)
-        add_pop_address(action)
+        add_node(action, "target")
         add_json(action)
         if name in ("create", "update"):
             _add_settings(action)
@@ -61,7 +61,6 @@ def add_to(commands: Commands) -> None:
             to.add_argument("--to", choices=("earliest", "latest"), help="Begin with the oldest message, or after the newest.")
             to.add_argument(
                 "--time",
-                "--time-ms",
                 type=instant,
                 metavar="TIME",
                 dest="time_ms",
@@ -89,16 +88,14 @@ def _add_settings(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--backoff",
         type=backoff,
-        help="Wait before another attempt: none, a list of milliseconds such as 1000,5000, or "
-        "exponential:MIN_MS:MAX_MS[:FACTOR].",
+        help="Wait before another attempt: none, a list such as 1s,5s, or exponential:MIN:MAX[:FACTOR].",
     )
     action.add_argument(
         "--invisible",
-        "--invisible-ms",
         type=duration,
         metavar="TIME",
         dest="invisible_ms",
-        help="Invisible time of pops that name none, such as 5min. A number alone is ms, and 0 is the node's default.",
+        help="Invisible time of pops that name none, such as 5min. 0 is the node's default.",
     )
     action.add_argument(
         "--in-flight-max", type=count, help="Maximum number of messages in flight at a time; 0 is the node's default."
@@ -112,7 +109,7 @@ def _add_settings(action: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return run(pop_endpoint(options), options)
+    return run(endpoint(options, "target"), options)
 
 
 def start(text: str) -> Start:
@@ -121,18 +118,16 @@ def start(text: str) -> Start:
 
 
 def backoff(text: str) -> Backoff:
-    """Return the back-off that is written as `none`, as `1000,5000`, or as `exponential:MIN_MS:MAX_MS[:FACTOR]`."""
+    """Return the back-off that is written as `none`, as `1s,5s`, or as `exponential:MIN:MAX[:FACTOR]`."""
     if text == "none":
         return ()
     try:
         if text.startswith("exponential:"):
             minimum, maximum, *factor = text.removeprefix("exponential:").split(":")
-            return Exponential(int(minimum), int(maximum), *map(float, factor))
-        return tuple(int(step) for step in text.split(","))
-    except (ValueError, TypeError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a back-off. Write none, 1000,5000 or exponential:1000:60000:2."
-        ) from None
+            return Exponential(duration(minimum), duration(maximum), *map(float, factor))
+        return tuple(duration(step) for step in text.split(","))
+    except (argparse.ArgumentTypeError, ValueError, TypeError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a back-off. Write none, 1s,5s or exponential:1s:1min:2.") from None
 
 
 def run(node: Endpoint, options: argparse.Namespace) -> int:

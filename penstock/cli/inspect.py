@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.arguments import Commands, add_command, add_data_dir, add_json, count, instant, position
+from penstock.cli.arguments import Commands, add_command, add_json, add_node, count, data_dir_of, instant, position
 
 
 def add_to(commands: Commands) -> None:
@@ -15,7 +15,7 @@ def add_to(commands: Commands) -> None:
     things = command.add_subparsers(dest="thing", required=True, metavar="THING")
 
     log = add_command(things, "log", "Print the records of the CommitLog.")
-    add_data_dir(log)
+    add_node(log, "data_dir")
     log.add_argument(
         "--kind",
         action="append",
@@ -40,7 +40,6 @@ def add_to(commands: Commands) -> None:
     )
     log.add_argument(
         "--since",
-        "--since-ms",
         type=instant,
         default=0,
         metavar="TIME",
@@ -49,7 +48,6 @@ def add_to(commands: Commands) -> None:
     )
     log.add_argument(
         "--until",
-        "--until-ms",
         type=instant,
         default=0,
         metavar="TIME",
@@ -64,19 +62,19 @@ def add_to(commands: Commands) -> None:
         "queues",
         "Print the light queues as of the last flush of the index (every store.index_flush_ms, and at a stop).",
     )
-    add_data_dir(queues)
+    add_node(queues, "data_dir")
     queues.add_argument("--filter", default="", metavar="FILTER", help="Only the queues of exactly this filter.")
     _add_limit(queues, "queues")
     queues.set_defaults(run=_queues)
 
     groups = add_command(things, "groups", "Print the groups as of the last flush of the index.")
-    add_data_dir(groups)
+    add_node(groups, "data_dir")
     groups.add_argument("--group", default="", metavar="GROUP", help="Only the group of this name.")
     add_json(groups)
     groups.set_defaults(run=_groups)
 
     sessions = add_command(things, "sessions", "Print the stored MQTT sessions as of the last flush of the index.")
-    add_data_dir(sessions)
+    add_node(sessions, "data_dir")
     sessions.add_argument("--client", default="", metavar="ID", help="Only the session of this client identifier.")
     _add_limit(sessions, "sessions")
     sessions.set_defaults(run=_sessions)
@@ -84,7 +82,7 @@ def add_to(commands: Commands) -> None:
     quotas = add_command(
         things, "quotas", "Print who holds most of what a node has a limited amount of, as of the last flush of the index."
     )
-    add_data_dir(quotas)
+    add_node(quotas, "data_dir")
     quotas.add_argument(
         "--resource",
         default="",
@@ -129,7 +127,7 @@ def _log(options: argparse.Namespace) -> int:
     from penstock.cli.inspect_log import inspect_log
 
     inspect_log(
-        options.data_dir,
+        data_dir_of(options),
         kinds=options.kind,
         topic_filter=options.topic,
         position=options.position,
@@ -144,26 +142,26 @@ def _log(options: argparse.Namespace) -> int:
 def _queues(options: argparse.Namespace) -> int:
     from penstock.cli.inspect_index import inspect_queues
 
-    inspect_queues(options.data_dir, topic_filter=options.filter, limit=options.limit, as_json=options.json)
+    inspect_queues(data_dir_of(options), topic_filter=options.filter, limit=options.limit, as_json=options.json)
     return 0
 
 
 def _groups(options: argparse.Namespace) -> int:
     from penstock.cli.inspect_index import inspect_groups
 
-    inspect_groups(options.data_dir, name=options.group, as_json=options.json)
+    inspect_groups(data_dir_of(options), name=options.group, as_json=options.json)
     return 0
 
 
 def _sessions(options: argparse.Namespace) -> int:
     from penstock.cli.inspect_index import inspect_sessions
 
-    inspect_sessions(options.data_dir, client_id=options.client, limit=options.limit, as_json=options.json)
+    inspect_sessions(data_dir_of(options), client_id=options.client, limit=options.limit, as_json=options.json)
     return 0
 
 
 def _quotas(options: argparse.Namespace) -> int:
     from penstock.cli.inspect_index import inspect_quotas
 
-    inspect_quotas(options.data_dir, resource=options.resource, of=options.of, limit=options.limit, as_json=options.json)
+    inspect_quotas(data_dir_of(options), resource=options.resource, of=options.of, limit=options.limit, as_json=options.json)
     return 0

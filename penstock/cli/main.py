@@ -63,6 +63,7 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
     ),
     "clients": (
         Family("rocketmq", {"rocketmq": "List RocketMQ clients, and give them commands."}),
+        Family("context", {"context": "Name nodes, and choose the one to use."}),
         Family("completion", {"completion": "Print a script that completes commands in a shell."}),
     ),
 }
@@ -206,9 +207,10 @@ def _expected_errors() -> tuple[type[Exception], ...]:
 def _usage_errors() -> tuple[type[Exception], ...]:
     """Return the errors that mean wrong usage."""
     from penstock.node.errors import ConfigError
+    from penstock.settings import SettingInvalid
     from penstock.store.options import OptionInvalid
 
-    return (ConfigError, OptionInvalid)
+    return (ConfigError, OptionInvalid, SettingInvalid)
 
 
 def _what_installs(command: str, package: str) -> str:

@@ -12,10 +12,10 @@ from penstock.cli.arguments import (
     add_body,
     add_command,
     add_json,
-    add_pop_address,
+    add_node,
     count,
     duration,
-    pop_endpoint,
+    endpoint,
     read_body,
     run_async,
 )
@@ -31,15 +31,14 @@ def add_to(commands: Commands) -> None:
     command = add_command(commands, "send", "Send a message over gRPC, to be delivered now or later.")
     command.add_argument("topic", help="Topic of the message.")
     add_body(command)
-    add_pop_address(command)
+    add_node(command, "target")
     command.add_argument(
         "--delay",
-        "--delay-ms",
         type=duration,
         default=0,
         metavar="TIME",
         dest="delay_ms",
-        help="Time until the message is delivered, such as 10min. A number alone is ms (%(default)s).",
+        help="Time until the message is delivered, such as 10min. (%(default)s).",
     )
     command.add_argument(
         "--key", default="", help="Key of a delayed message, which replaces the pending one of that key (none)."
@@ -51,26 +50,23 @@ def add_to(commands: Commands) -> None:
     command = add_command(commands, "pop", "Pop messages for a group, print them and acknowledge them.")
     command.add_argument("filter", help="Topic filter of the group, such as 'plant/#'.")
     command.add_argument("--group", required=True, help="Name of the group. A new group is created.")
-    add_pop_address(command)
+    add_node(command, "target")
     command.add_argument("--count", type=count, default=1, help="Maximum number of messages (%(default)s).")
     command.add_argument(
         "--invisible",
-        "--invisible-ms",
         type=duration,
         default=0,
         metavar="TIME",
         dest="invisible_ms",
-        help="Time for which other consumers don't see the messages, such as 5min. A number alone is ms, and 0 is the group's "
-        "default (%(default)s).",
+        help="Time for which other consumers don't see the messages, such as 5min. 0 is the group's default (%(default)s).",
     )
     command.add_argument(
         "--wait",
-        "--wait-ms",
         type=duration,
         default=0,
         metavar="TIME",
         dest="wait_ms",
-        help="Time to wait for the first message, such as 20s. A number alone is ms (%(default)s).",
+        help="Time to wait for the first message, such as 20s. (%(default)s).",
     )
     outcome = command.add_mutually_exclusive_group()
     outcome.add_argument(
@@ -89,7 +85,7 @@ def _send(options: argparse.Namespace) -> int:
     body = read_body(options.body)
     return run_async(
         send(
-            pop_endpoint(options),
+            endpoint(options, "target"),
             options.topic,
             body,
             delay_ms=options.delay_ms,
@@ -103,7 +99,7 @@ def _send(options: argparse.Namespace) -> int:
 def _pop(options: argparse.Namespace) -> int:
     return run_async(
         pop(
-            pop_endpoint(options),
+            endpoint(options, "target"),
             options.filter,
             group=options.group,
             count=options.count,

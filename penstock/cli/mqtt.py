@@ -10,11 +10,11 @@ from penstock.cli.arguments import (
     add_body,
     add_command,
     add_json,
-    add_login,
-    add_mqtt_address,
+    add_node,
     count,
     duration,
-    mqtt_endpoint,
+    endpoint,
+    login,
     read_body,
 )
 from penstock.cli.output import print_row, text_of
@@ -32,8 +32,7 @@ def add_to(commands: Commands) -> None:
     command = add_command(commands, "pub", "Publish a message over MQTT.")
     command.add_argument("topic", help="Topic of the message.")
     add_body(command)
-    add_mqtt_address(command)
-    add_login(command)
+    add_node(command, "mqtt")
     command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="Quality of service (%(default)s).")
     command.add_argument("--retain", action="store_true", help="Have the node retain the message for later subscribers.")
     command.add_argument("--count", type=count, default=1, help="Number of times to publish the message (%(default)s).")
@@ -56,8 +55,7 @@ def add_to(commands: Commands) -> None:
 
     command = add_command(commands, "sub", "Subscribe over MQTT and print each message that arrives.")
     command.add_argument("filter", help="Topic filter to subscribe to, such as 'plant/+/temp'.")
-    add_mqtt_address(command)
-    add_login(command)
+    add_node(command, "mqtt")
     command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="Highest quality of service (%(default)s).")
     command.add_argument(
         "--count", type=count, default=0, help="Number of messages after which to end; 0 never ends (%(default)s)."
@@ -78,11 +76,10 @@ def _add_version(command: argparse.ArgumentParser) -> None:
 
 def _publish(options: argparse.Namespace) -> int:
     properties = _properties(options)
-    login = _login(options)
     body = read_body(options.body)
     publish(
-        mqtt_endpoint(options),
-        login,
+        endpoint(options, "mqtt"),
+        login(options, "mqtt"),
         options.topic,
         body,
         version=options.mqtt_version,
@@ -96,8 +93,8 @@ def _publish(options: argparse.Namespace) -> int:
 
 def _subscribe(options: argparse.Namespace) -> int:
     subscribe(
-        mqtt_endpoint(options),
-        _login(options),
+        endpoint(options, "mqtt"),
+        login(options, "mqtt"),
         options.filter,
         version=options.mqtt_version,
         qos=options.qos,
@@ -136,12 +133,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, such as unit=degC.")
     return name, value
-
-
-def _login(options: argparse.Namespace) -> UserPassword | None:
-    from penstock.cli.login import login_of
-
-    return login_of(options.user, options.password_file)
 
 
 def publish(

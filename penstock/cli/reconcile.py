@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.arguments import (
     Commands,
-    add_admin_address,
     add_command,
-    add_data_dir,
-    add_login,
-    admin_endpoint,
+    add_node,
+    data_dir_of,
     duration,
+    endpoint,
     instant,
+    login,
 )
 from penstock.cli.commandparser import EXIT_USAGE
 
@@ -29,7 +29,6 @@ def add_to(commands: Commands) -> None:
     command = add_command(
         commands, "reconcile", "Pair every delivery with its acknowledgement, with Spark or DuckDB; the node may be running."
     )
-    add_data_dir(command)
     command.add_argument("--out", type=Path, metavar="DIR", help="Directory for the report (none written).")
     command.add_argument(
         "--engine",
@@ -49,7 +48,6 @@ def add_to(commands: Commands) -> None:
     )
     command.add_argument(
         "--at",
-        "--as-of",
         type=instant,
         metavar="TIME",
         dest="as_of_ms",
@@ -61,7 +59,7 @@ def add_to(commands: Commands) -> None:
         default=60_000,
         metavar="TIME",
         dest="grace_ms",
-        help="Time after a deadline before a delivery without an end counts as a finding (1min). A number alone is ms.",
+        help="Time after a deadline before a delivery without an end counts as a finding (1min).",
     )
     command.add_argument(
         "--group",
@@ -86,8 +84,7 @@ def add_to(commands: Commands) -> None:
         help="Compare the report with the counters of the running node on --admin. The exit status is 1 if a group differs, "
         "and 7 if the node does not answer or writes another log.",
     )
-    add_admin_address(command)
-    add_login(command)
+    add_node(command, "data_dir", "admin")
     command.set_defaults(run=_run)
 
 
@@ -102,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
         print("penstock reconcile: A node counts as of now: leave out --check or --at.", file=sys.stderr)
         return EXIT_USAGE
     as_of_ms = options.as_of_ms
-    if as_of_ms is None and is_locked(options.data_dir):
+    if as_of_ms is None and is_locked(data_dir_of(options)):
         as_of_ms = time.time_ns() // 1_000_000  # a quiet node appends nothing, and its deadlines pass all the same
     try:
         wanted = ReconcileOptions(
@@ -116,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"penstock reconcile: {error}", file=sys.stderr)
         return EXIT_USAGE
     return run(
-        options.data_dir,
+        data_dir_of(options),
         options.out,
         engine=options.engine,
         master=options.master,
@@ -129,6 +126,5 @@ def _run(options: argparse.Namespace) -> int:
 
 def _state_reader(options: argparse.Namespace) -> ReadState:
     from penstock.cli.adminclient import state_reader
-    from penstock.cli.login import login_of
 
-    return state_reader(admin_endpoint(options), login_of(options.user, options.password_file))
+    return state_reader(endpoint(options, "admin"), login(options, "admin"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from penstock.cli.arguments import Commands, add_command, add_data_dir, add_json, message_id
+from penstock.cli.arguments import Commands, add_command, add_json, add_node, data_dir_of, message_id
 from penstock.cli.commandparser import EXIT_FAILED
 from penstock.cli.output import cells_of, print_line, print_rows
 from penstock.node.controladdress import CLIENT_RECONNECT, CLIENT_THREADS, CLIENT_VERIFY, CLIENTS
@@ -47,26 +47,26 @@ def _add_client(action: argparse.ArgumentParser) -> None:
 
 
 def _finish(action: argparse.ArgumentParser, run: object) -> None:
-    add_data_dir(action)
+    add_node(action, "data_dir")
     action.set_defaults(run=run)
 
 
 def _list(options: argparse.Namespace) -> int:
-    list_clients(options.data_dir, as_json=options.json)
+    list_clients(data_dir_of(options), as_json=options.json)
     return 0
 
 
 def _threads(options: argparse.Namespace) -> int:
-    print_threads(options.data_dir, options.client)
+    print_threads(data_dir_of(options), options.client)
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    return 0 if verify(options.data_dir, options.client, options.message_id) else EXIT_FAILED
+    return 0 if verify(data_dir_of(options), options.client, options.message_id) else EXIT_FAILED
 
 
 def _reconnect(options: argparse.Namespace) -> int:
-    reconnect(options.data_dir, options.client)
+    reconnect(data_dir_of(options), options.client)
     return 0
 
 

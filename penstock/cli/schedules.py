@@ -12,11 +12,11 @@ from penstock.cli.arguments import (
     add_body,
     add_command,
     add_json,
-    add_pop_address,
+    add_node,
     count,
     duration,
+    endpoint,
     instant,
-    pop_endpoint,
     read_body,
 )
 from penstock.cli.output import print_line, print_row, print_rows, row_of, time_of
@@ -38,12 +38,11 @@ def add_to(commands: Commands) -> None:
     rule = create.add_mutually_exclusive_group(required=True)
     rule.add_argument(
         "--every",
-        "--every-ms",
         type=duration,
         default=0,
         metavar="TIME",
         dest="every_ms",
-        help="Occur again and again after this time, such as 10min. A number alone is ms.",
+        help="Occur again and again after this time, such as 10min.",
     )
     rule.add_argument("--cron", default="", metavar="FIELDS", help='Occur by a cron expression, such as "30 2 * * MON-FRI".')
     rule.add_argument("--rrule", default="", metavar="RULE", help="Occur by a rule of RFC 5545, such as FREQ=WEEKLY;BYDAY=MO.")
@@ -62,15 +61,14 @@ def add_to(commands: Commands) -> None:
     )
     create.add_argument(
         "--grace",
-        "--grace-ms",
         type=duration,
         default=0,
         metavar="TIME",
         dest="grace_ms",
-        help="How late is too late (1min). A number alone is ms.",
+        help="How late is too late (1min).",
     )
     create.add_argument("--replace", action="store_true", help="Replace the schedule of this name.")
-    add_pop_address(create)
+    add_node(create, "target")
     create.set_defaults(run=_create)
 
     listing = add_command(actions, "list", "List schedules by name.")
@@ -78,7 +76,7 @@ def add_to(commands: Commands) -> None:
     listing.add_argument("--after", default="", metavar="NAME", help="Begin after this schedule.")
     listing.add_argument("--limit", type=count, default=100, help="Maximum number of schedules (%(default)s).")
     add_json(listing)
-    add_pop_address(listing)
+    add_node(listing, "target")
     listing.set_defaults(run=_list)
 
     for name, summary in (
@@ -90,7 +88,7 @@ def add_to(commands: Commands) -> None:
     ):
         action = add_command(actions, name, summary)
         action.add_argument("name", help="Name of the schedule.")
-        add_pop_address(action)
+        add_node(action, "target")
         action.set_defaults(run=_act)
 
 
@@ -102,7 +100,7 @@ def _create(options: argparse.Namespace) -> int:
             raise ValueError(f"the property {pair!r} is not of the form NAME=VALUE")
         properties[name] = value
     create(
-        pop_endpoint(options),
+        endpoint(options, "target"),
         options.name,
         options.topic,
         read_body(options.body),
@@ -124,12 +122,12 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    list_schedules(pop_endpoint(options), options.prefix, after=options.after, limit=options.limit, as_json=options.json)
+    list_schedules(endpoint(options, "target"), options.prefix, after=options.after, limit=options.limit, as_json=options.json)
     return 0
 
 
 def _act(options: argparse.Namespace) -> int:
-    ACTIONS[options.action](pop_endpoint(options), options.name)
+    ACTIONS[options.action](endpoint(options, "target"), options.name)
     return 0
 
 

@@ -23,7 +23,9 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     command = add_command(commands, "serve", "Run a node until SIGTERM or SIGINT.")
     command.add_argument("--config", type=Path, metavar="FILE", help="TOML file with options. The arguments below override it.")
-    command.add_argument("--data-dir", metavar="DIR", help="Directory where the node stores everything (penstock-data).")
+    command.add_argument(
+        "--data-dir", metavar="DIR", help="Directory where the node stores everything (penstock-data). [PENSTOCK_DATA_DIR]"
+    )
     command.add_argument(
         "--mqtt", metavar="HOST:PORT", help="Address of the MQTT listener (127.0.0.1:1883). Port 0 picks a free port."
     )
@@ -49,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     from penstock.node.config import load_config
 
     overrides = {
-        "data_dir": options.data_dir,
+        "data_dir": options.data_dir or os.environ.get("PENSTOCK_DATA_DIR") or None,
         "mqtt.listen": options.mqtt,
         "pop.listen": options.pop,
         "admin.listen": options.admin,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from penstock.cli.arguments import Commands, add_command, add_data_dir, add_json
+from penstock.cli.arguments import Commands, add_command, add_json, add_node, data_dir_of
 from penstock.cli.commandparser import EXIT_FAILED
 from penstock.cli.output import cells_of, print_line, print_row, print_rows
 
@@ -19,45 +19,45 @@ def add_to(commands: Commands) -> None:
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     backfill = add_command(actions, "backfill", "Write the tables of all sealed segments that are not in the tables yet.")
-    add_data_dir(backfill)
+    add_node(backfill, "data_dir")
     backfill.add_argument("--json", action="store_true", help="Print one JSON object per segment.")
     backfill.set_defaults(run=_backfill)
 
     compact = add_command(actions, "compact", "Join the small files of days that are over, as the node does once a day.")
-    add_data_dir(compact)
+    add_node(compact, "data_dir")
     compact.add_argument("--json", action="store_true", help="Print one JSON object per file of each table.")
     compact.set_defaults(run=_compact)
 
     listing = add_command(actions, "list", "Print the tables with their files, rows, bytes and positions.")
-    add_data_dir(listing)
+    add_node(listing, "data_dir")
     add_json(listing)
     listing.set_defaults(run=_list)
 
     verify = add_command(
         actions, "verify", "Compare the tables with the segments that the log still has. The exit status is 1 if they differ."
     )
-    add_data_dir(verify)
+    add_node(verify, "data_dir")
     verify.add_argument("--json", action="store_true", help="Print the findings as one JSON object.")
     verify.set_defaults(run=_verify)
 
 
 def _backfill(options: argparse.Namespace) -> int:
-    backfill_tables(options.data_dir, as_json=options.json)
+    backfill_tables(data_dir_of(options), as_json=options.json)
     return 0
 
 
 def _compact(options: argparse.Namespace) -> int:
-    compact_tables(options.data_dir, as_json=options.json)
+    compact_tables(data_dir_of(options), as_json=options.json)
     return 0
 
 
 def _list(options: argparse.Namespace) -> int:
-    list_tables(options.data_dir, as_json=options.json)
+    list_tables(data_dir_of(options), as_json=options.json)
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    return 0 if verify_tables(options.data_dir, as_json=options.json) else EXIT_FAILED
+    return 0 if verify_tables(data_dir_of(options), as_json=options.json) else EXIT_FAILED
 
 
 # All functions import what needs pyarrow, an extra, when they run.

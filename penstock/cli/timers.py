@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.arguments import Commands, add_command, add_json, add_pop_address, count, duration, instant, pop_endpoint
+from penstock.cli.arguments import Commands, add_command, add_json, add_node, count, duration, endpoint, instant
 from penstock.cli.output import cells_of, print_line, print_row, print_rows, time_of
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ def add_to(commands: Commands) -> None:
     listing.add_argument("--limit", type=count, default=100, help="Maximum number of messages (%(default)s).")
     listing.add_argument("--page-token", default="", metavar="TOKEN", help="Go on where a listing has ended.")
     add_json(listing)
-    add_pop_address(listing)
+    add_node(listing, "target")
     listing.set_defaults(run=_list)
 
     counting = add_command(actions, "count", "Count the pending messages, and those that are due soon.")
     add_json(counting)
-    add_pop_address(counting)
+    add_node(counting, "target")
     counting.set_defaults(run=_count)
 
     for name, summary in (
@@ -46,29 +46,27 @@ def add_to(commands: Commands) -> None:
             when = action.add_mutually_exclusive_group(required=True)
             when.add_argument(
                 "--delay",
-                "--delay-ms",
                 type=duration,
                 default=0,
                 metavar="TIME",
                 dest="delay_ms",
-                help="Deliver it after this time, such as 10min. A number alone is ms.",
+                help="Deliver it after this time, such as 10min.",
             )
             when.add_argument(
                 "--deliver-at",
-                "--deliver-at-ms",
                 type=instant,
                 default=0,
                 metavar="TIME",
                 dest="deliver_at_ms",
                 help="Deliver it then, as ISO 8601 or in ms since 1970.",
             )
-        add_pop_address(action)
+        add_node(action, "target")
         action.set_defaults(run=_act)
 
     cancelling = add_command(actions, "cancel-all", "Cancel all pending messages of a listing, such as all of a user.")
     cancelling.add_argument("filter", help="MQTT topic filter that their topics match; # for any.")
     _add_query(cancelling)
-    add_pop_address(cancelling)
+    add_node(cancelling, "target")
     cancelling.set_defaults(run=_cancel_all)
 
 
@@ -92,7 +90,7 @@ def _query_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def _list(options: argparse.Namespace) -> int:
     list_timers(
-        pop_endpoint(options),
+        endpoint(options, "target"),
         options.filter,
         **_query_of(options),
         limit=options.limit,
@@ -103,17 +101,17 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _count(options: argparse.Namespace) -> int:
-    count_timers(pop_endpoint(options), as_json=options.json)
+    count_timers(endpoint(options, "target"), as_json=options.json)
     return 0
 
 
 def _cancel_all(options: argparse.Namespace) -> int:
-    cancel_all(pop_endpoint(options), options.filter, **_query_of(options))
+    cancel_all(endpoint(options, "target"), options.filter, **_query_of(options))
     return 0
 
 
 def _act(options: argparse.Namespace) -> int:
-    names = (pop_endpoint(options), options.handle, options.topic, options.key)
+    names = (endpoint(options, "target"), options.handle, options.topic, options.key)
     if options.action == "find":
         find(*names)
     elif options.action == "cancel":

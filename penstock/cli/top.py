@@ -6,13 +6,13 @@ import argparse
 
 from penstock.cli.arguments import (
     Commands,
-    add_admin_address,
     add_command,
     add_json,
-    add_login,
-    admin_endpoint,
+    add_node,
     count,
     duration,
+    endpoint,
+    login,
 )
 
 SORTS = {
@@ -35,8 +35,7 @@ def add_to(commands: Commands) -> None:
         "top",
         "Show what a running node does, and what somebody should look at: traffic, latency, clients, disk and groups.",
     )
-    add_admin_address(command)
-    add_login(command)
+    add_node(command, "admin")
     command.add_argument(
         "--interval", type=_interval, default=2000, metavar="TIME", help="Time between two views, such as 500ms (2s)."
     )
@@ -61,12 +60,11 @@ def _interval(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from penstock.cli.login import login_of
     from penstock.cli.topscreen import top
 
     top(
-        admin_endpoint(options),
-        login_of(options.user, options.password_file),
+        endpoint(options, "admin"),
+        login(options, "admin"),
         interval_s=options.interval / 1000,
         count=options.count,
         groups=options.groups,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,13 +35,12 @@ from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.producer import Producer
 from penstock.pop.client.requests import Start
 from penstock.pop.client.results import GroupSettings
-from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.security import Security, node_of
 from penstock.pop.client.tracing import Tracing
 from penstock.pop.errors import AlreadyFired, AlreadyRecalled, ClientClosed
 from penstock.worker.consumerplan import ConsumerPlan
 from penstock.worker.handler import MESSAGE, Handler
 from penstock.worker.runningconsumer import RunningConsumer
-from penstock.worker.worker import TARGET
 
 logger = logging.getLogger("penstock.taskiq")
 
@@ -192,11 +190,11 @@ class PenstockTasks(AsyncBroker):
     `timeout`, which ends a task that hangs.
 
     Parameters:
-        target: `HOST:PORT` of the node's gRPC listener. By default the environment variable PENSTOCK_TARGET, or
-            `127.0.0.1:8081`.
+        target: `HOST:PORT` of the node's gRPC listener. By default that of PENSTOCK_TARGET, else of the
+            current context, else `127.0.0.1:8081`.
         topic: MQTT topic of the tasks.
         group: Name of the group. Workers of one group share the tasks.
-        security: TLS and token. By default the broker speaks plain text and sends no token.
+        security: TLS and token. None: those of the environment, see `Security`.
         tracing: Makes spans of OpenTelemetry of what the broker sends, receives and settles.
         invisible: Seconds in which tasks come back if the process dies, 0.1 to 43,200. Tasks that run are extended.
         held_max: Maximum number of tasks that one listener holds, 1 to 10,000. It must be at least taskiq's
@@ -211,7 +209,7 @@ class PenstockTasks(AsyncBroker):
         *,
         topic: str = "tasks",
         group: str = "tasks",
-        security: Security = PLAIN,
+        security: Security | None = None,
         tracing: Tracing | None = None,
         invisible: float = 30.0,
         held_max: int = 1_000,
@@ -219,10 +217,9 @@ class PenstockTasks(AsyncBroker):
         settings: GroupSettings | None = None,
     ) -> None:
         super().__init__()
-        self._target = target or os.environ.get(TARGET, "127.0.0.1:8081")
+        self._target, self._security = node_of(target or None, security)
         self._topic = topic
         self._group = group
-        self._security = security
         self._tracing = tracing
         self._invisible_s = invisible
         self._held_max = held_max

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from penstock.pop.client.client import Client
 from penstock.pop.client.requests import Start
 from penstock.pop.client.results import GroupSettings
-from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.security import Security, node_of
 from penstock.pop.client.tracing import Tracing
 from penstock.pop.errors import ClientClosed
 from penstock.worker.codecs import Codec
@@ -30,7 +29,6 @@ logger = logging.getLogger("penstock.worker")
 F = TypeVar("F", bound=Callable[..., Any])
 Hook = Callable[[], Awaitable[None] | None]
 
-TARGET = "PENSTOCK_TARGET"
 """Environment variable with the node's address, for workers that are made without one."""
 
 
@@ -50,9 +48,9 @@ class Worker:
     its message is extended. A body that can't be decoded makes a dead letter. The worker waits for the node while it is away.
 
     Parameters:
-        target: `HOST:PORT` of the node's gRPC listener. By default the environment variable PENSTOCK_TARGET, or
-            `127.0.0.1:8081`.
-        security: TLS and token. By default the worker speaks plain text and sends no token.
+        target: `HOST:PORT` of the node's gRPC listener. By default that of PENSTOCK_TARGET, else of the
+            current context, else `127.0.0.1:8081`.
+        security: TLS and token. None: those of the environment, see `Security`.
         middleware: Surround the calls of all handlers. The first is the outermost.
         grace: Seconds that running handlers have to end when the worker stops, at least 0. Then their messages go back, which
             counts no attempt.
@@ -63,16 +61,15 @@ class Worker:
         self,
         target: str = "",
         *,
-        security: Security = PLAIN,
+        security: Security | None = None,
         middleware: Sequence[Middleware] = (),
         grace: float = 30.0,
         tracing: Tracing | None = None,
     ) -> None:
         if grace < 0:
             raise ValueError(f"grace is {grace}: use 0 or more seconds")
-        self.target = target or os.environ.get(TARGET, "127.0.0.1:8081")
+        self.target, self._security = node_of(target or None, security)
         """Address of the node."""
-        self._security = security
         self._tracing = tracing
         self._middleware = check_middleware(middleware)
         if tracing is not None:

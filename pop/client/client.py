@@ -24,7 +24,7 @@ from penstock.pop.client.received import PoppedMessages, ReceivedMessage
 from penstock.pop.client.requester import REPLY_INVISIBLE_MS, Requester
 from penstock.pop.client.requests import Start
 from penstock.pop.client.schedules import ScheduleCalls
-from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.security import Security, node_of
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.client.stream import StreamConsumer
 from penstock.pop.client.timers import TimerCalls
@@ -54,10 +54,11 @@ class Client:
     the node is reached. The docstring of a method names its other errors.
 
     Parameters:
-        target: `HOST:PORT` of the node's gRPC listener.
+        target: `HOST:PORT` of the node's gRPC listener. None: that of `PENSTOCK_TARGET`, else of the current context, else
+            `127.0.0.1:8081`.
         timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
         close_ms: How long `aclose` waits for the answers to earlier requests, in ms.
-        security: TLS and token. By default the client speaks plain text and sends no token.
+        security: TLS and token. None: those of the environment, see `Security`.
         inbox: Name of the inbox to which replies to requests come, such as the name and number of a service. Two clients must
             not use one name at the same time. By default each client has an inbox of its own, and `aclose` deletes it.
         tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
@@ -68,11 +69,11 @@ class Client:
 
     def __init__(
         self,
-        target: str,
+        target: str | None = None,
         *,
         timeout_ms: int = 10_000,
         close_ms: int = 2_000,
-        security: Security = PLAIN,
+        security: Security | None = None,
         inbox: str = "",
         tracing: Tracing | None = None,
     ) -> None:
@@ -80,6 +81,7 @@ class Client:
         self._close_s = close_ms / 1000
         self._tracing = tracing
         self._call = AsyncCalls(timeout_ms / 1000)
+        target, security = node_of(target, security)
         self._target = target
         self._channel = async_channel(target, security)
         self._call.why_unanswered = partial(why_unanswered, self._channel, target)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import grpc
 
+from penstock.settings import file_bytes, find_settings, has_tls, token_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
     """Credentials of a client, and the roots by which it checks the node's certificate.
 
-    By default a client speaks plain text and sends no token.
+    A client without it takes the settings of the environment, or those of the context that names its node
+    (`penstock.settings`). Without such settings it speaks plain text and sends no token.
 
     Parameters:
         token: Token of a principal in the node's access file (`access.file`). The client sends it with each call. Over
@@ -43,3 +46,22 @@ class Security:
 
 PLAIN = Security()
 """Plain text without a token."""
+
+
+def node_of(target: str | None, security: Security | None) -> tuple[str, Security]:
+    """Return the target and the security of a client. The settings of the environment have what is None.
+
+    Raises:
+        SettingInvalid: A setting can't be used.
+    """
+    if target is not None and security is not None:
+        return target, security
+    settings = find_settings("target", {"target": target})
+    if security is not None:
+        return settings["target"], security
+    token, is_wanted = token_of(settings), has_tls(settings)
+    if is_wanted is False:
+        return settings["target"], Security(token=token)
+    roots, certificate, key = (file_bytes(settings, name) for name in ("ca_file", "certificate_file", "key_file"))
+    tls = bool(is_wanted or roots or certificate)
+    return settings["target"], Security(token=token, tls=tls, root_certificates=roots, certificate=certificate, key=key)

@@ -21,7 +21,7 @@ from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages, ReceivedMessage
 from penstock.pop.client.requests import Start
 from penstock.pop.client.schedules import SyncScheduleCalls
-from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.security import Security, node_of
 from penstock.pop.client.syncconsumer import SyncConsumer
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
 from penstock.pop.client.syncproducer import SyncProducer
@@ -46,9 +46,10 @@ class SyncClient:
     `Client` with the same name, and raises the same errors. Only `consume` has no `prefetch`.
 
     Parameters:
-        target: `HOST:PORT` of the node's gRPC listener.
+        target: `HOST:PORT` of the node's gRPC listener. None: that of `PENSTOCK_TARGET`, else of the current context, else
+            `127.0.0.1:8081`.
         timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
-        security: TLS and token. By default the client speaks plain text and sends no token.
+        security: TLS and token. None: those of the environment, see `Security`.
         inbox: As for `Client`.
         tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
 
@@ -58,13 +59,14 @@ class SyncClient:
 
     def __init__(
         self,
-        target: str,
+        target: str | None = None,
         *,
         timeout_ms: int = 10_000,
-        security: Security = PLAIN,
+        security: Security | None = None,
         inbox: str = "",
         tracing: Tracing | None = None,
     ) -> None:
+        target, security = node_of(target, security)
         self._target, self._timeout_ms, self._security, self._inbox = target, timeout_ms, security, inbox
         self._tracing = tracing
         self._lock = threading.Lock()

@@ -430,7 +430,7 @@ async def test_a_group_created_for_devices_is_marked_and_ends_with_the_last_of_t
         (told,) = await client.groups.describe()
         assert (told.group, told.filter, told.settings.shared) == ("g", "a/#", True)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock", "group", "list", "--pop", str(broker.node.grpc)), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "penstock", "group", "list", "--target", str(broker.node.grpc)), stdout=asyncio.subprocess.PIPE
     )
     listed = (await process.communicate())[0].decode().splitlines()
     assert listed[1].split()[:3] == ["g", "a/#", "shared"]

@@ -67,13 +67,13 @@ def test_a_number_of_64_bits_is_a_number_in_json() -> None:
 
 @pytest.mark.parametrize(
     ("text", "ms"),
-    [("0", 0), ("1500", 1500), ("500ms", 500), ("90s", 90_000), ("10min", 600_000), ("10m", 600_000), ("2h", 7_200_000)],
+    [("0", 0), ("500ms", 500), ("90s", 90_000), ("10min", 600_000), ("10m", 600_000), ("2h", 7_200_000)],
 )
-def test_a_time_has_a_unit_or_is_ms(text: str, ms: int) -> None:
+def test_a_time_has_a_unit(text: str, ms: int) -> None:
     assert duration(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "-1s", "1.5h", "10 min", "min", "1w", "1e3"])
+@pytest.mark.parametrize("text", ["", "1500", "-1s", "1.5h", "10 min", "min", "1w", "1e3"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="such as 10min"):
         duration(text)

@@ -21,7 +21,7 @@ def running(node: NodeProcess) -> NodeProcess:
 
 
 def _pop(node: NodeProcess, *options: str) -> list[dict[str, object]]:
-    ended = run_penstock("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json", *options)
+    ended = run_penstock("pop", "a/#", "--group", "g", "--target", node.addresses["pop"], "--json", *options)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
@@ -41,18 +41,18 @@ def test_pub_reaches_sub(running: NodeProcess) -> None:
 
 def test_pop_without_ack_comes_back_and_with_ack_does_not(running: NodeProcess) -> None:
     assert run_penstock("pub", "a/b", "job", "--mqtt", running.addresses["mqtt"]).returncode == 0
-    (first,) = _pop(running, "--no-ack", "--invisible-ms", "100")
-    (second,) = _pop(running, "--wait-ms", "5000")
+    (first,) = _pop(running, "--no-ack", "--invisible", "100ms")
+    (second,) = _pop(running, "--wait", "5s")
     assert (first["attempt"], second["attempt"]) == (1, 2)
     assert _pop(running) == []
 
 
 def test_a_delayed_message_can_be_recalled_once(running: NodeProcess) -> None:
     pop = running.addresses["pop"]
-    sent = run_penstock("send", "a/later", "body", "--delay-ms", "600000", "--pop", pop, "--json")
+    sent = run_penstock("send", "a/later", "body", "--delay", "10min", "--target", pop, "--json")
     handle = json.loads(sent.stdout)["recall_handle"]
-    assert run_penstock("recall", handle, "--pop", pop).returncode == 0
-    again = run_penstock("recall", handle, "--pop", pop)
+    assert run_penstock("timer", "cancel", handle, "--target", pop).returncode == 0
+    again = run_penstock("timer", "cancel", handle, "--target", pop)
     assert again.returncode == 1
     assert "recalled before" in again.stderr
     assert _pop(running) == []

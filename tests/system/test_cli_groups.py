@@ -23,7 +23,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def run(node: NodeProcess, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    address = () if arguments[0] == "inspect" else ("--pop", node.addresses["pop"])
+    address = () if arguments[0] == "inspect" else ("--target", node.addresses["pop"])
     return run_penstock(*arguments, *address, text=text)
 
 
@@ -34,7 +34,7 @@ def rows(ended: subprocess.CompletedProcess[str]) -> list[dict]:
 
 def test_groups_and_dead_letters_by_hand(node: NodeProcess) -> None:
     created = rows(
-        run(node, "group", "create", "g", "a/#", "--attempts-max", "1", "--backoff", "exponential:10:50", "--fifo", "--json")
+        run(node, "group", "create", "g", "a/#", "--attempts-max", "1", "--backoff", "exponential:10ms:1s", "--fifo", "--json")
     )
     assert created[0]["settings"]["fifo"]
     assert run(node, "group", "create", "since", "a/#", "--start", "1700000000000").returncode == 0
@@ -116,7 +116,7 @@ def test_a_reader_that_has_read_enough_is_no_error(node: NodeProcess) -> None:
     assert len(ended.stderr) == 10
 
 
-@pytest.mark.parametrize("backoff", ["", "x", "exponential:1", "exponential:1:2:3:4", "1,,2"])
+@pytest.mark.parametrize("backoff", ["", "x", "exponential:1s", "exponential:1s:2s:3:4", "1s,,2s", "1000"])
 def test_a_back_off_that_makes_no_sense_is_refused(node: NodeProcess, backoff: str) -> None:
     ended = run(node, "group", "create", "g", "a/#", "--backoff", backoff)
     assert (ended.returncode, "back-off" in ended.stderr) == (2, True)

@@ -82,7 +82,7 @@ def test_a_message_has_properties(node: NodeProcess) -> None:
 
 
 def test_many_messages_are_on_their_way_at_a_time(node: NodeProcess) -> None:
-    mqtt, pop = ("--mqtt", node.addresses["mqtt"]), ("--pop", node.addresses["pop"])
+    mqtt, pop = ("--mqtt", node.addresses["mqtt"]), ("--target", node.addresses["pop"])
     created = run_penstock("group", "create", "many", "many/#", *pop)
     assert created.returncode == 0, created.stderr
     assert run_penstock("pub", "many/1", "x", "--count", "1500", *mqtt).returncode == 0
@@ -91,7 +91,7 @@ def test_many_messages_are_on_their_way_at_a_time(node: NodeProcess) -> None:
 
 
 def test_what_was_not_printed_returns_to_the_group(node: NodeProcess) -> None:
-    mqtt, pop = ("--mqtt", node.addresses["mqtt"]), ("--pop", node.addresses["pop"])
+    mqtt, pop = ("--mqtt", node.addresses["mqtt"]), ("--target", node.addresses["pop"])
     assert run_penstock("group", "create", "counted", "counted/#", *pop).returncode == 0
     for number in range(5):
         assert run_penstock("pub", "counted/1", str(number), *mqtt).returncode == 0
@@ -146,10 +146,10 @@ def test_a_subscriber_ends_when_its_node_ends(tmp_path_factory: pytest.TempPathF
 def test_a_command_over_grpc_ends_at_once_where_no_node_answers(node: NodeProcess, command: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
-    ended = run_penstock(*command, "--pop", f"127.0.0.1:{free}")
+    ended = run_penstock(*command, "--target", f"127.0.0.1:{free}")
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert "No gRPC listener of a node answers" in ended.stderr
     for listener in ("mqtt", "admin"):
-        ended = run_penstock(*command, "--pop", node.addresses[listener])
+        ended = run_penstock(*command, "--target", node.addresses[listener])
         assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
         assert "does not answer as the gRPC listener of a node does" in ended.stderr

@@ -21,7 +21,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 def test_schedules_by_hand(node: NodeProcess) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_penstock("schedule", *arguments, "--pop", node.addresses["pop"])
+        return run_penstock("schedule", *arguments, "--target", node.addresses["pop"])
 
     night = ("report", "reports/acme", "{{occurrence:%Y}}", "--cron", "0 2 1 1 *", "--zone", "Europe/Berlin", "--template")
     refused = run("create", *night, "--start", "2040-06-01T00:00:00+02:00", "--end", "2040-07-01")
@@ -31,8 +31,8 @@ def test_schedules_by_hand(node: NodeProcess) -> None:
     assert [line[4:] for line in created.stdout.splitlines()] == ["-01-01T01:00:00.000+00:00"] * 5
     assert "already" in run("create", *night).stderr
     assert run("create", *night, "--replace", "--count", "1").stdout.count("\n") == 1
-    assert run("create", "other", "a", "--every-ms", "60000", "--property", "a").returncode == 1
-    assert run("create", "other", "a", "--every-ms", "60000", "--end", "tomorrow").returncode == 2
+    assert run("create", "other", "a", "--every", "1min", "--property", "a").returncode == 1
+    assert run("create", "other", "a", "--every", "1min", "--end", "tomorrow").returncode == 2
     assert run("create", "other", "a").returncode == 2
     listed = json.loads(run("list", "--json").stdout)
     assert (listed["schedule"]["name"], listed["schedule"]["body"]) == ("report", "{{occurrence:%Y}}")

@@ -24,15 +24,15 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 def test_pending_messages_by_hand(node: NodeProcess) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_penstock(*arguments, "--pop", node.addresses["pop"])
+        return run_penstock(*arguments, "--target", node.addresses["pop"])
 
     named = ("--topic", "orders/7", "--key", "7")
-    first = json.loads(run("send", "orders/7", "x", "--delay-ms", "900000", "--key", "7", "--json").stdout)
-    second = json.loads(run("send", "orders/7", "y", "--delay-ms", "900000", "--key", "7", "--json").stdout)
+    first = json.loads(run("send", "orders/7", "x", "--delay", "15min", "--key", "7", "--json").stdout)
+    second = json.loads(run("send", "orders/7", "y", "--delay", "15min", "--key", "7", "--json").stdout)
     found = json.loads(run("timer", "find", *named).stdout)
     assert (found["message_id"], found["recall_handle"]) == (second["message_id"], second["recall_handle"])
     assert "recalled before" in run("timer", "cancel", first["recall_handle"]).stderr
-    moved = json.loads(run("timer", "reschedule", *named, "--delay-ms", "1800000").stdout)
+    moved = json.loads(run("timer", "reschedule", *named, "--delay", "30min").stdout)
     assert moved["deliver_at_ms"] > found["deliver_at_ms"] + 800_000
     assert (moved["key"], moved["topic"]) == ("7", "orders/7")
     assert run("timer", "cancel", *named).stdout == "cancelled\n"
@@ -44,7 +44,7 @@ def test_pending_messages_by_hand(node: NodeProcess) -> None:
 
 def test_pending_messages_are_listed_and_counted(node: NodeProcess) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_penstock(*arguments, "--pop", node.addresses["pop"])
+        return run_penstock(*arguments, "--target", node.addresses["pop"])
 
     def ask(query: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"http://{node.addresses['admin']}/api/v1/timers{query}", timeout=10) as response:
@@ -52,8 +52,8 @@ def test_pending_messages_are_listed_and_counted(node: NodeProcess) -> None:
             return found
 
     for number in (3, 1, 2):
-        run("send", f"orders/{number}", "x", "--delay-ms", str(600_000 * number), "--key", str(number))
-    run("send", "plant/1", "x", "--delay-ms", "86400000")
+        run("send", f"orders/{number}", "x", "--delay", f"{10 * number}min", "--key", str(number))
+    run("send", "plant/1", "x", "--delay", "1440min")
     rows = [json.loads(line) for line in run("timer", "list", "orders/#", "--json").stdout.splitlines()]
     assert [row["topic"] for row in rows] == ["orders/1", "orders/2", "orders/3"]
     assert json.loads(run("timer", "find", rows[0]["recall_handle"]).stdout) == rows[0]

@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def test_json_has_numbers_and_the_groups(node: NodeProcess) -> None:
-    pop = ("--pop", node.addresses["pop"])
+    pop = ("--target", node.addresses["pop"])
     for name, count in (("small", 1), (NAME, 3)):
         assert run_penstock("group", "create", name, f"{name}/#", *pop).returncode == 0
         for _ in range(count):
@@ -64,7 +64,7 @@ def on_a_terminal(node: NodeProcess, *options: str, columns: int) -> tuple[int, 
 
 
 def test_a_terminal_gets_views_in_place_at_any_width(node: NodeProcess) -> None:
-    assert run_penstock("group", "create", "g", "plant/#", "--pop", node.addresses["pop"]).returncode == 0
+    assert run_penstock("group", "create", "g", "plant/#", "--target", node.addresses["pop"]).returncode == 0
     for columns in (200, 80, 40):
         status, written = on_a_terminal(node, "--count", "2", "--interval", "100ms", columns=columns)
         assert status == 0
@@ -74,7 +74,7 @@ def test_a_terminal_gets_views_in_place_at_any_width(node: NodeProcess) -> None:
 
 
 def test_a_terminal_keeps_the_last_view_while_the_node_is_away(node: NodeProcess) -> None:
-    assert run_penstock("group", "create", "g", "plant/#", "--pop", node.addresses["pop"]).returncode == 0
+    assert run_penstock("group", "create", "g", "plant/#", "--target", node.addresses["pop"]).returncode == 0
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "penstock", "top", "--admin", node.addresses["admin"], "--interval", "100ms"]
     environment = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}

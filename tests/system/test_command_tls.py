@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.endpoint import Endpoint, endpoint_of
+from penstock.settings import SettingInvalid
 from penstock.store.options import HostPort
 from tests.gateway.certificates import Authority
 from tests.system.processes import NodeProcess, run_penstock
@@ -23,7 +24,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def client(authority: Authority) -> list[str]:
     """Return the options of a command that has a certificate of the authority."""
     certificate, key = authority.issue_client("ann@example.org", common_name="ann")
-    return ["--tls-certificate", str(certificate), "--tls-key", str(key)]
+    return ["--certificate-file", str(certificate), "--key-file", str(key)]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> I
 
 
 def test_pub_and_sub_speak_tls(running: NodeProcess, authority: Authority, client: list[str]) -> None:
-    trusting = ["--tls-ca-file", str(authority.file)]
+    trusting = ["--ca-file", str(authority.file)]
     tls, mutual = running.addresses["mqtt.tls"], running.addresses["mqtt.mutual"]
     sent = run_penstock("pub", "a/1", "body", "--retain", "--mqtt", tls, *trusting)
     assert sent.returncode == 0, sent.stderr
@@ -54,22 +55,22 @@ def test_pub_and_sub_speak_tls(running: NodeProcess, authority: Authority, clien
 
 
 def test_commands_over_grpc_have_a_certificate(running: NodeProcess, authority: Authority, client: list[str]) -> None:
-    pop = ["--pop", running.addresses["pop"], "--tls-ca-file", str(authority.file), *client]
+    pop = ["--target", running.addresses["pop"], "--ca-file", str(authority.file), *client]
     sent = run_penstock("send", "b/1", "body", *pop)
     assert sent.returncode == 0, sent.stderr
-    got = run_penstock("pop", "b/1", "--group", "g", "--wait-ms", "5000", "--json", *pop)
+    got = run_penstock("pop", "b/1", "--group", "g", "--wait", "5s", "--json", *pop)
     assert json.loads(got.stdout)["body"] == "body", got.stderr
 
 
 @pytest.mark.parametrize(
     ("listener", "options", "told"),
     [
-        ("mqtt.tls", (), "If it speaks TLS, add --tls, and --tls-ca-file FILE"),
+        ("mqtt.tls", (), "If it speaks TLS, add --tls, and --ca-file FILE"),
         ("mqtt", ("--tls",), "If it speaks plain text, add --no-tls."),
         ("pop", (), "does not answer as an MQTT broker does"),
         ("admin", (), "does not answer as an MQTT broker does"),
         ("mqtt.tls", ("--tls",), "can't be trusted: unable to get local issuer certificate. Name the file of its authority"),
-        ("mqtt.mutual", ("--tls-ca-file", "AUTHORITY"), "give one that its authority has signed with --tls-certificate"),
+        ("mqtt.mutual", ("--ca-file", "AUTHORITY"), "give one that its authority has signed with --certificate-file"),
     ],
 )
 def test_what_does_not_fit_is_told(
@@ -85,25 +86,32 @@ def test_what_does_not_fit_is_told(
 AT = HostPort("127.0.0.1", 1)
 
 
-def test_files_mean_tls_unless_it_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PENSTOCK_CA_FILE", raising=False)
-    given = {"ca_file": None, "certificate": None, "key": None}
-    assert endpoint_of(AT, tls=None, **given) == Endpoint(AT)
-    assert endpoint_of(AT, tls=True, **given).has_tls
-    assert endpoint_of(AT, tls=None, ca_file=None, certificate=Path("c"), key=Path("k")).has_tls
-    monkeypatch.setenv("PENSTOCK_CA_FILE", "of the environment")
-    assert endpoint_of(AT, tls=None, **given) == Endpoint(AT, has_tls=True, ca_file=Path("of the environment"))
-    assert endpoint_of(AT, tls=None, ca_file=Path("given"), certificate=None, key=None).ca_file == Path("given")
-    assert endpoint_of(AT, tls=False, **given) == Endpoint(AT), "the way to speak plain text in such an environment"
+@pytest.mark.parametrize(
+    ("settings", "endpoint"),
+    [
+        ({}, Endpoint(AT)),
+        ({"tls": "yes"}, Endpoint(AT, has_tls=True)),
+        ({"ca_file": "a"}, Endpoint(AT, has_tls=True, ca_file=Path("a"))),
+        ({"certificate_file": "c", "key_file": "k"}, Endpoint(AT, has_tls=True, certificate=Path("c"), key=Path("k"))),
+        ({"tls": "no", "ca_file": "a", "token": "t"}, Endpoint(AT, "t")),
+    ],
+)
+def test_files_mean_tls_unless_it_is_denied(settings: dict[str, str], endpoint: Endpoint) -> None:
+    assert endpoint_of({"target": str(AT)} | settings, "target") == endpoint
 
 
-@pytest.mark.parametrize("half", ["certificate", "key"])
-def test_a_certificate_and_its_key_need_each_other(half: str) -> None:
-    files: dict[str, Path | None] = {"ca_file": None, "certificate": None, "key": None}
-    with pytest.raises(ValueError, match="--tls-certificate and --tls-key need each other"):
-        endpoint_of(AT, tls=None, **{**files, half: Path("file")})
-    with pytest.raises(ValueError, match="--no-tls has no use for"):
-        endpoint_of(AT, tls=False, **{**files, "ca_file": Path("file")})
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"certificate_file": "c"}, "certificate_file and key_file need each other"),
+        ({"key_file": "k"}, "certificate_file and key_file need each other"),
+        ({"tls": "maybe"}, "tls is 'maybe': set it to yes or no"),
+        ({"target": "nowhere"}, "target is 'nowhere': it must be HOST:PORT"),
+    ],
+)
+def test_settings_that_can_not_be_used_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingInvalid, match=message):
+        endpoint_of({"target": str(AT)} | settings, "target")
 
 
 def test_a_file_that_can_not_be_used_is_named(authority: Authority, tmp_path: Path) -> None:

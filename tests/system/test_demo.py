@@ -96,7 +96,7 @@ def test_a_backup_made_during_the_demo_has_its_readings_and_goes_on_from_there(
     popped: list[str] = []
     while len(popped) < len(restored):
         ended = run_penstock(
-            "pop", "#", "--group", "again", "--count", "2000", "--wait-ms", "9000", "--json", "--pop", node.addresses["pop"]
+            "pop", "#", "--group", "again", "--count", "2000", "--wait", "9s", "--json", "--target", node.addresses["pop"]
         )
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout
@@ -110,7 +110,7 @@ def test_a_backup_made_during_the_demo_has_its_readings_and_goes_on_from_there(
 def test_reconcile_reads_the_directory_of_a_live_node(node: NodeProcess, tmp_path: Path) -> None:
     node.start()
     assert run_penstock("pub", "a/b", "job", "--count", "5", "--mqtt", node.addresses["mqtt"]).returncode == 0
-    pop = ["pop", "a/#", "--group", "g", "--pop", node.addresses["pop"]]
+    pop = ["pop", "a/#", "--group", "g", "--target", node.addresses["pop"]]
     assert run_penstock(*pop, "--count", "3").returncode == 0
     assert run_penstock(*pop, "--count", "1", "--no-ack").returncode == 0
     out = tmp_path / "report"

@@ -48,7 +48,7 @@ def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node_anew
     node_anew.start()
     state = json.loads(_get(node_anew, "/api/v1/state")[1])
     assert state["log"]["replayed_at_start"] == 0, "an orderly end leaves nothing to replay"
-    popped = run_anew("pop", "a/#", "--group", "g", "--pop", node_anew.addresses["pop"], "--json")
+    popped = run_anew("pop", "a/#", "--group", "g", "--target", node_anew.addresses["pop"], "--json")
     assert json.loads(popped.stdout)["body"] == "kept"
 
 

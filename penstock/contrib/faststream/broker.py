@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -30,9 +29,8 @@ from penstock.contrib.faststream.subscriber import PenstockSubscriber
 from penstock.pop.client.client import Client
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import SendReceipt
-from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.security import Security, node_of
 from penstock.pop.client.tracing import Tracing
-from penstock.worker.worker import TARGET
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -53,9 +51,9 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
     """FastStream's broker for one node.
 
     Parameters:
-        target: `HOST:PORT` of the node's gRPC listener. By default the environment variable PENSTOCK_TARGET, or
-            `127.0.0.1:8081`.
-        security: TLS and token. By default the broker speaks plain text and sends no token.
+        target: `HOST:PORT` of the node's gRPC listener. By default that of PENSTOCK_TARGET, else of the
+            current context, else `127.0.0.1:8081`.
+        security: TLS and token. None: those of the environment, see `Security`.
         tracing: Makes spans of OpenTelemetry of what the broker sends, receives, handles and settles.
         inbox: Name of the inbox to which replies to requests come, as for `Client`.
         graceful_timeout: Seconds that running handlers have to end when the broker stops. Then their messages go back, which
@@ -83,7 +81,7 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         self,
         target: str = "",
         *,
-        security: Security = PLAIN,
+        security: Security | None = None,
         tracing: Tracing | None = None,
         inbox: str = "",
         graceful_timeout: float | None = 30.0,
@@ -105,8 +103,7 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         provider: Provider | None = None,
         context: ContextRepo | None = None,
     ) -> None:
-        self._target = target or os.environ.get(TARGET, "127.0.0.1:8081")
-        self._security = security
+        self._target, self._security = node_of(target or None, security)
         self._inbox = inbox
         self._starting: asyncio.Task[None] | None = None
         """Starts the subscribers. Some applications serve, and stop the broker, before all have started."""

@@ -1,0 +1,185 @@
+"""How the command line, the clients and the worker find a node: environment variables and named contexts.
+
+A setting is what the call or the flag gives, else its variable, else what the current context says, else its default. The
+variable of `target` is `PENSTOCK_TARGET`, and so on; an empty variable counts as unset. `penstock context` writes the contexts.
+
+Whoever names a node without its context gets nothing else from a context: the token for one node is not sent to another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+PREFIX = "PENSTOCK_"
+
+CONTEXT = "PENSTOCK_CONTEXT"
+"""Variable with the name of the context to use in place of the current one."""
+
+DEFAULTS = {"target": "127.0.0.1:8081", "mqtt": "127.0.0.1:1883", "admin": "127.0.0.1:8080", "data_dir": "penstock-data"}
+"""Defaults of the settings that name a node."""
+
+NAMES = (
+    *DEFAULTS,
+    "token",
+    "token_file",
+    "tls",
+    "ca_file",
+    "certificate_file",
+    "key_file",
+    "user",
+    "password_file",
+)
+"""All settings."""
+
+TOGETHER = (("token", "token_file"), ("certificate_file", "key_file"), ("user", "password_file"))
+"""Settings of which a context counts only if nothing else gives one of them."""
+
+_ONE_SOURCE = ("token", "token_file")
+"""Either of them is the token, so a flag for one hides the variable of the other."""
+
+
+class SettingInvalid(ValueError):
+    """Raised when a variable or a context can't be used. The message says which, and what to do."""
+
+
+def find_settings(address: str, given: Mapping[str, str | None], context: str | None = None) -> dict[str, str]:
+    """Return the settings that are set, by name. The setting of the address is always among them.
+
+    Args:
+        address: the setting that names the node: `target`, `mqtt`, `admin` or `data_dir`.
+        given: what the call or the flags give. None is not given.
+        context: name of a context; None for that of the variable, or the current one.
+
+    Raises:
+        SettingInvalid: there is no such context, or the file of contexts can't be used.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    has_token = any(name in found for name in _ONE_SOURCE)
+    for name in NAMES:
+        value = os.environ.get(PREFIX + name.upper())
+        if value and name not in found and not (has_token and name in _ONE_SOURCE):
+            found[name] = value
+    if context is not None or address not in found:
+        stored = read_contexts().settings(context)
+        hidden = {name for names in TOGETHER if any(each in found for each in names) for name in names}
+        found = {name: value for name, value in stored.items() if name not in hidden} | found
+    return {address: DEFAULTS[address]} | found
+
+
+def file_bytes(settings: Mapping[str, str], name: str) -> bytes | None:
+    """Return the content of the file that a setting names; None if it is not set. Raises SettingInvalid."""
+    if name not in settings:
+        return None
+    try:
+        return Path(settings[name]).read_bytes()
+    except OSError as error:
+        raise SettingInvalid(f"{name} is {settings[name]}, which can't be read: {error.strerror}.") from error
+
+
+def token_of(settings: Mapping[str, str]) -> str:
+    """Return the token of the settings, or an empty text. Raises SettingInvalid."""
+    if "token" in settings:
+        return settings["token"]
+    content = file_bytes(settings, "token_file") or b""
+    try:
+        token = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        token = ""
+    if content and not token:
+        raise SettingInvalid(f"token_file is {settings['token_file']}, which has no token. Write one line of ASCII into it.")
+    return token
+
+
+def has_tls(settings: Mapping[str, str]) -> bool | None:
+    """Return whether to speak TLS: None if the settings leave it to the files that they name. Raises SettingInvalid."""
+    wanted = settings.get("tls")
+    if wanted is None:
+        return None
+    if wanted not in ("yes", "no"):
+        raise SettingInvalid(f"tls is {wanted!r}: set it to yes or no.")
+    return wanted == "yes"
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+class Contexts:
+    """The named contexts of a user.
+
+    Parameters:
+        file: where they are stored.
+        by_name: settings of each context.
+        current: name of the context in use; empty for none.
+    """
+
+    __slots__ = ("by_name", "current", "file")
+
+    def __init__(self, file: Path, by_name: dict[str, dict[str, str]], current: str) -> None:
+        self.file = file
+        self.by_name = by_name
+        self.current = current
+
+    def settings(self, name: str | None = None) -> dict[str, str]:
+        """Return the settings of a context; None for the one in use, which has no settings if there is none."""
+        name = name if name is not None else os.environ.get(CONTEXT) or self.current
+        return self.checked(name) if name else {}
+
+    def checked(self, name: str) -> dict[str, str]:
+        """Return the settings of a context. Raises SettingInvalid if it does not exist."""
+        if name not in self.by_name:
+            names = ", ".join(sorted(self.by_name)) or "none"
+            raise SettingInvalid(f"There is no context {name!r}: {self.file} has {names}. `penstock context add` adds one.")
+        return self.by_name[name]
+
+    def save(self) -> None:
+        """Replace the file at once, for nobody else to read."""
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        content = json.dumps({"current": self.current, "contexts": self.by_name}, indent=2) + "\n"
+        handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=".contexts")  # has the mode 0600
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.file)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def read_contexts() -> Contexts:
+    """Return the contexts of the user. Raises SettingInvalid if their file can't be used."""
+    configuration = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    file = Path(configuration, "penstock", "contexts.json")
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return Contexts(file, {}, "")
+    except OSError as error:
+        raise SettingInvalid(f"The contexts in {file} can't be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise SettingInvalid(f"The contexts in {file} are no JSON ({error}). Correct the file, or delete it.") from error
+    problem = _problem_of(content)
+    if problem:
+        raise SettingInvalid(f"The contexts in {file} can't be used: {problem}. Correct the file, or delete it.")
+    return Contexts(file, content["contexts"], content["current"])
+
+
+def _problem_of(content: object) -> str:
+    """Return what is wrong with the content of a file of contexts; empty for nothing."""
+    if not isinstance(content, dict) or content.keys() != {"current", "contexts"}:
+        return "it must have `current` and `contexts`, and nothing else"
+    by_name, current = content["contexts"], content["current"]
+    if not isinstance(by_name, dict) or not isinstance(current, str) or (current and current not in by_name):
+        return f"`current` is {current!r}, which must be one of `contexts`"
+    for name, settings in by_name.items():
+        if not isinstance(settings, dict):
+            return f"the context {name!r} is no table"
+        for setting, value in settings.items():
+            if setting not in NAMES or not isinstance(value, str):
+                return f"the context {name!r} has the setting {setting!r} with {value!r}"
+    return ""
