@@ -243,7 +243,7 @@ def pop_with_client(number: int, begin_s: float, address: str, group: str, filte
             nonlocal done
             handles: list[str] = []
             while True:
-                messages = await client.pop(filter, group=group, messages_max=batch, invisible_ms=3_600_000, acks=handles)
+                messages = await client.pop(filter, group=group, messages_max=batch, invisible=3_600.0, acks=handles)
                 if messages.refused:
                     raise RuntimeError(f"An ack failed: {next(iter(messages.refused.values()))}")
                 done = Span(done.messages + len(handles), begin_s, time.monotonic() if handles else done.ended_s)

@@ -133,7 +133,7 @@ class SoakLoad:
         """Keep one retained message and one far delayed message from the beginning of the load to its end."""
         async with self._mqtt() as client, Client(self._pop) as pop:
             await client.publish("plant/for/ever", b"retained once", qos=1, retain=True)
-            await pop.send("plant/far/away", b"due in a year", delay_ms=365 * 24 * 3_600_000)
+            await pop.send("plant/far/away", b"due in a year", delay=365 * 24 * 3_600)
             await asyncio.Event().wait()
 
     # --- POP ------------------------------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ class SoakLoad:
         async with Client(self._pop) as client:
             while True:
                 for _ in range(TIMERS_PER_S):
-                    delay_ms = int(self._random.uniform(0.1, DELAY_S_MAX) * 1000)
-                    receipt = await client.send(f"plant/{self._random.randrange(20)}/due", b"d" * 80, delay_ms=delay_ms)
+                    delay_s = self._random.uniform(0.1, DELAY_S_MAX)
+                    receipt = await client.send(f"plant/{self._random.randrange(20)}/due", b"d" * 80, delay=delay_s)
                     if self._random.random() < 0.1:
                         await client.recall(receipt.recall_handle)
                 self.rounds["delayed"] += 1
@@ -175,14 +175,14 @@ class SoakLoad:
             async with Client(self._pop) as client:
                 await client.groups.create(group, topic_filter, settings=group_settings(**settings))  # type: ignore[arg-type]
                 while True:
-                    messages = await client.pop(topic_filter, group=group, messages_max=100, invisible_ms=5_000, wait_ms=2_000)
+                    messages = await client.pop(topic_filter, group=group, messages_max=100, invisible=5.0, wait=2.0)
                     done: list[Message] = []
                     for message in messages:
                         drawn = self._random.random()
                         if drawn < DEAD_SHARE:
                             await client.dead_letter([message.handle], group=group)
                         elif drawn < DEAD_SHARE + FAILED_SHARE:
-                            await message.nack(delay_ms=200)
+                            await message.nack(delay=0.2)
                         else:
                             done.append(message)
                     await client.ack([message.handle for message in done], group=group)

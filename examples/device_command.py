@@ -13,16 +13,16 @@ import sys
 
 from penstock import AlreadyFired, Client
 
-DELAYS_MS = (0, 300, 900, 2_700, 8_100)
-"""When the command is sent, in ms from now."""
+DELAYS_S = (0.0, 0.3, 0.9, 2.7, 8.1)
+"""When the command is sent, in seconds from now."""
 
 
 async def main(address: str) -> None:
     async with Client(address) as client:
         await client.groups.create("example-device", "device/7/command")
         handles = []
-        for delay_ms in DELAYS_MS:
-            sent = await client.send("device/7/command", b"open", properties={"command": "41"}, delay_ms=delay_ms)
+        for delay in DELAYS_S:
+            sent = await client.send("device/7/command", b"open", properties={"command": "41"}, delay=delay)
             handles.append(sent.recall_handle)
         tries = 0
         # The device was away for the first two tries.

@@ -35,7 +35,7 @@ async def main(address: str) -> None:
         for number in range(BOOKINGS):
             for account in range(ACCOUNTS):
                 await client.send("bank/bookings", b"%d" % number, message_group=f"account {account}")
-        async with client.consume("bank/bookings", group="example-ledger", batch=4, prefetch=4, wait_ms=500) as consumer:
+        async with client.consume("bank/bookings", group="example-ledger", batch=4, prefetch=4, wait=0.5) as consumer:
             workers = [asyncio.create_task(work(consumer)) for _ in range(4)]
             await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
             for worker in workers:

@@ -13,7 +13,7 @@ from penstock import OutgoingMessage, SyncClient
 def main(address: str) -> None:
     with SyncClient(address) as client:
         client.send_batch([OutgoingMessage(topic="plant/1/pressure", body=b"%d" % n) for n in range(100)])
-        later = client.send("plant/1/pressure", b"never seen", delay_ms=60_000)
+        later = client.send("plant/1/pressure", b"never seen", delay=60.0)
         client.recall(later.recall_handle)
         consumed = 0
         for message in client.consume("plant/+/pressure", group="example-sync"):

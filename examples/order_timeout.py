@@ -13,14 +13,14 @@ import sys
 
 from penstock import AlreadyFired, Client
 
-TIMEOUT_MS = 1_500
+TIMEOUT_S = 1.5
 
 
 async def main(address: str) -> None:
     async with Client(address) as client:
         handles: dict[str, str] = {}
         for order in ("1", "2", "3"):
-            sent = await client.send(f"orders/{order}/timeout", order.encode(), delay_ms=TIMEOUT_MS)
+            sent = await client.send(f"orders/{order}/timeout", order.encode(), delay=TIMEOUT_S)
             handles[order] = sent.recall_handle
         await pay(client, "2", handles)
         closed = []

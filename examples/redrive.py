@@ -18,7 +18,7 @@ async def main(address: str) -> None:
         await client.groups.create(GROUP, "raw/readings", settings=group_settings(attempts_max=2, backoff=()))
         for body in (b"21.5", b"twenty", b"19.0"):
             await client.send("raw/readings", body)
-        while messages := await client.pop("raw/readings", group=GROUP, wait_ms=500):
+        while messages := await client.pop("raw/readings", group=GROUP, wait=0.5):
             for message in messages:
                 try:
                     float(message.body)
@@ -30,7 +30,7 @@ async def main(address: str) -> None:
             print(f"dead: {letter.topic} after {letter.attempts} attempts, {DeadLetterReason.Name(letter.reason).lower()}")
         # The parser was repaired in the meantime.
         print(f"sent back: {await client.dead_letters.redrive(GROUP)}")
-        for message in await client.pop("raw/readings", group=GROUP, wait_ms=2_000):
+        for message in await client.pop("raw/readings", group=GROUP, wait=2.0):
             print(f"processed: {message.body.decode()}, attempt {message.attempt}")
             await message.ack()
 

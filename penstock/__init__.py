@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.pop.backoff import Backoff, Exponential
+    from penstock.pop.client.backoff import Backoff, Exponential
     from penstock.pop.client.client import Client
     from penstock.pop.client.consumer import Consumer
     from penstock.pop.client.deadletters import DeadLetterCalls, SyncDeadLetterCalls
+    from penstock.pop.client.durations import Duration
     from penstock.pop.client.groups import GroupCalls, SyncGroupCalls
     from penstock.pop.client.groupsettings import group_settings
     from penstock.pop.client.message import Message
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
         DeadLetterReason,
         GroupDescription,
         GroupSettings,
+        MissedPolicy,
         PendingTransaction,
         ScheduleDescription,
+        ScheduleSettings,
         Timer,
         TimerCounts,
         TimersPage,
     )
-    from penstock.pop.client.schedules import MissedPolicy, ScheduleCalls, SyncScheduleCalls
+    from penstock.pop.client.schedules import ScheduleCalls, SyncScheduleCalls
     from penstock.pop.client.security import Security
     from penstock.pop.client.stream import StreamConsumer, StreamMessage
     from penstock.pop.client.syncclient import SyncClient
@@ -115,6 +118,7 @@ __all__ = [
     "Deduplicate",
     "DeduplicationIdReused",
     "DeduplicationWindowPassed",
+    "Duration",
     "Exponential",
     "GroupBusy",
     "GroupCalls",
@@ -158,6 +162,7 @@ __all__ = [
     "ScheduleCalls",
     "ScheduleDescription",
     "ScheduleExists",
+    "ScheduleSettings",
     "ScheduleUnknown",
     "Security",
     "SendOutcomeUnknown",
@@ -195,7 +200,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backoff": "penstock.pop.backoff",
+    "Backoff": "penstock.pop.client.backoff",
     "CallNext": "penstock.worker.context",
     "Client": "penstock.pop.client.client",
     "Consumer": "penstock.pop.client.consumer",
@@ -203,7 +208,8 @@ _HOMES = {
     "DeadLetterCalls": "penstock.pop.client.deadletters",
     "DeadLetterReason": "penstock.pop.client.results",
     "Deduplicate": "penstock.worker.middleware.deduplication",
-    "Exponential": "penstock.pop.backoff",
+    "Duration": "penstock.pop.client.durations",
+    "Exponential": "penstock.pop.client.backoff",
     "GroupCalls": "penstock.pop.client.groups",
     "GroupDescription": "penstock.pop.client.results",
     "GroupSettings": "penstock.pop.client.results",
@@ -214,7 +220,7 @@ _HOMES = {
     "MeasureCalls": "penstock.worker.middleware.metrics",
     "Message": "penstock.pop.client.message",
     "Middleware": "penstock.worker.context",
-    "MissedPolicy": "penstock.pop.client.schedules",
+    "MissedPolicy": "penstock.pop.client.results",
     "OutgoingMessage": "penstock.pop.client.outgoing",
     "PendingTransaction": "penstock.pop.client.results",
     "Producer": "penstock.pop.client.producer",
@@ -226,6 +232,7 @@ _HOMES = {
     "RetryLater": "penstock.worker.errors",
     "ScheduleCalls": "penstock.pop.client.schedules",
     "ScheduleDescription": "penstock.pop.client.results",
+    "ScheduleSettings": "penstock.pop.client.results",
     "Security": "penstock.pop.client.security",
     "SendReceipt": "penstock.pop.client.outgoing",
     "StreamConsumer": "penstock.pop.client.stream",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Exponential:
+class ExponentialBackoff:
     """A back-off that grows from attempt to attempt.
 
     Parameters:
@@ -37,13 +37,13 @@ def jittered_ms(wait_ms: int, jitter: float, seed: int) -> int:
     return wait_ms - int(wait_ms * jitter * ((seed * SCRAMBLER >> 32 & 0xFFFF_FFFF) / 2**32))
 
 
-Backoff = tuple[int, ...] | Exponential
+Backoff = tuple[int, ...] | ExponentialBackoff
 """Milliseconds from a failed attempt to the next: a list by attempt, or a rule. The last wait of a list holds for all later
 attempts; with an empty list the message is visible again at once."""
 
 
 def backoff_ms(backoff: Backoff, attempt: int) -> int:
     """Return how long a message waits after its attempt `attempt`, counted from 1, has failed."""
-    if isinstance(backoff, Exponential):
+    if isinstance(backoff, ExponentialBackoff):
         return backoff.wait_ms(attempt)
     return backoff[min(attempt, len(backoff)) - 1] if backoff else 0

@@ -107,7 +107,7 @@ async def audit(cluster: ClusterOfNodes, fleet: Fleet, group: str = "audit") -> 
     async with PopClient(f"127.0.0.1:{leader.ports['pop']}") as pop:
         ends_s = time.monotonic() + AUDIT_S
         while missing and time.monotonic() < ends_s:
-            messages = await pop.pop("fleet/#", group=group, start="earliest", wait_ms=1_000, messages_max=100)
+            messages = await pop.pop("fleet/#", group=group, start="earliest", wait=1.0, messages_max=100)
             for message in messages:
                 number, each = map(int, message.body.split())
                 twice += (number, each) in seen

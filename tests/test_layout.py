@@ -97,7 +97,7 @@ def test_the_gateway_does_not_import_its_composition() -> None:
 
 
 def test_the_clients_import_nothing_of_the_node() -> None:
-    assert room_graph()["pop/client"] == {"install", "pop/backoff", "pop/errors", "pop/proto", "settings"}
+    assert room_graph()["pop/client"] == {"install", "pop/errors", "pop/proto", "settings"}
 
 
 def test_the_worker_imports_the_clients_and_nothing_of_the_node() -> None:

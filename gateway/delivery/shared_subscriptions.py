@@ -37,7 +37,7 @@ from penstock.gateway.sessions.stored_sessions import OWNER
 from penstock.pop.core.checkpoint import delivery_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.errors import PopError
 from penstock.store.accounts import Resource
 from penstock.store.causer import NODE, Causer
@@ -45,7 +45,7 @@ from penstock.store.errors import DiskFull, LimitExceeded, StoreError
 from penstock.store.ledger import Ledger
 from penstock.store.space import Space
 
-CREATED: Final = GroupSettings(shared=True)
+CREATED: Final = ConsumerGroupSettings(shared=True)
 """Settings of a group that the node creates for a shared subscription."""
 
 

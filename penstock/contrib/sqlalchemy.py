@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -26,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, registry
 
 from penstock.pop.client.client import Client
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.outgoing import OutgoingMessage
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.errors import BatchFailed, NodeUnavailable, Overloaded, PopError, TooManyQueues, TooManyTimers
@@ -40,13 +42,13 @@ BATCH_MAX = 1_000
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Size of the bodies after which a step sends no further row, in bytes."""
 
-LATE_MS = 60_000
-"""Added to the age of a row that is sent again, in ms: for the calls of the relay before, and for clocks that differ."""
+LATE_S = 60.0
+"""Added to the age of a row that is sent again, in seconds: for the calls of the relay before, and for clocks that differ."""
 
 _FULL = (TooManyQueues, TooManyTimers)
 """Refusals that end when somebody makes room on the node. Their rows wait."""
 
-_OWN_COLUMNS = ("topic", "body", "deduplication_id", "deduplication_age_ms", "producer")
+_OWN_COLUMNS = ("topic", "body", "deduplication_id", "deduplication_age", "producer")
 """Fields of a message that are not in the column `details`."""
 
 
@@ -55,8 +57,8 @@ class ClaimedRow(NamedTuple):
 
     row_id: int
     message: OutgoingMessage
-    age_ms: int
-    """How long ago it was sent first, at the most, when it was claimed; 0 if it never was."""
+    age: float
+    """How long ago it was sent first, at the most, in seconds, when it was claimed; 0 if it never was."""
 
 
 class TransactionalOutbox:
@@ -110,11 +112,11 @@ class TransactionalOutbox:
         """Return the statement that writes a message, for a connection without a session.
 
         Raises:
-            ValueError: The message has a `producer` or a `deduplication_age_ms`.
+            ValueError: The message has a `producer` or a `deduplication_age`.
         """
         return sa.insert(self.table).values(_values(message))
 
-    async def relay(self, client: Client, engine: sa.Engine | AsyncEngine, *, poll_s: float = 0.5) -> None:
+    async def relay(self, client: Client, engine: sa.Engine | AsyncEngine, *, poll_interval: Duration = 0.5) -> None:
         """Send the messages of committed transactions, in the order of their rows, until the task is cancelled.
 
         One relay of a table is enough, and keeps the order. A second one costs calls; it doubles no message that both send
@@ -125,8 +127,9 @@ class TransactionalOutbox:
         Args:
             client: A client of the node.
             engine: Engine of the database.
-            poll_s: How long to wait when there is nothing to send, in seconds.
+            poll_interval: How long to wait when there is nothing to send, in seconds or as a timedelta.
         """
+        poll_interval_s = seconds(poll_interval, "poll_interval")
         delays = RetryDelays()
         while True:
             try:
@@ -138,7 +141,7 @@ class TransactionalOutbox:
                 continue
             delays.reset()
             if not sent:
-                await asyncio.sleep(poll_s)
+                await asyncio.sleep(poll_interval_s)
 
     async def relay_once(self, client: Client, engine: sa.Engine | AsyncEngine) -> int:
         """Send the next messages in one call; return how many the node took or refused, 0 if there are none.
@@ -152,12 +155,12 @@ class TransactionalOutbox:
         claimed = await _in_transaction(engine, self._claim)
         if not claimed:
             return 0
-        errors = await _send(client, claimed, lambda: _elapsed_ms(began_s, began_time_s))
+        errors = await _send(client, claimed, lambda: _elapsed_s(began_s, began_time_s))
         sent = [row.row_id for row in claimed if row.row_id not in errors]
         refused = {row_id: error for row_id, error in errors.items() if not isinstance(error, _FULL)}
         waiting = [row for row in claimed if row.row_id in errors and row.row_id not in refused]
         # The node has answered the only try of a fresh row, so it does not have the message.
-        unsent = [row.row_id for row in waiting if not row.age_ms]
+        unsent = [row.row_id for row in waiting if not row.age]
         for row_id, error in refused.items():
             logger.error("row %d of %s is not sent: %s", row_id, self.table.name, error)
         await _in_transaction(engine, lambda connection: self._settle(connection, sent, refused, unsent))
@@ -190,7 +193,7 @@ class TransactionalOutbox:
             ClaimedRow(
                 row_id,
                 OutgoingMessage(topic=topic, body=body, deduplication_id=deduplication_id, **_decoded(details)),
-                0 if row_id in fresh else max(now_ms - first_sent_ms, 0) + LATE_MS,
+                0.0 if row_id in fresh else max(now_ms - first_sent_ms, 0) / 1000 + LATE_S,
             )
             for row_id, deduplication_id, topic, body, details, first_sent_ms in found
         ]
@@ -208,10 +211,10 @@ class TransactionalOutbox:
             connection.execute(sa.update(self.table).where(self.table.c.id == row_id).values(error=why))
 
 
-async def _send(client: Client, claimed: list[ClaimedRow], elapsed_ms: Callable[[], int]) -> dict[int, PopError]:
+async def _send(client: Client, claimed: list[ClaimedRow], elapsed_s: Callable[[], float]) -> dict[int, PopError]:
     """Send rows in one call; return the errors of those that the node refused."""
-    late_ms = elapsed_ms()
-    messages = [replace(row.message, deduplication_age_ms=row.age_ms + late_ms) for row in claimed]
+    late_s = elapsed_s()
+    messages = [replace(row.message, deduplication_age=row.age + late_s) for row in claimed]
     try:
         await client.send_batch(messages)
     except BatchFailed as error:
@@ -219,19 +222,19 @@ async def _send(client: Client, claimed: list[ClaimedRow], elapsed_ms: Callable[
     return {}
 
 
-def _elapsed_ms(began_s: float, began_time_s: float) -> int:
+def _elapsed_s(began_s: float, began_time_s: float) -> float:
     """Return how long ago something began, by the clock that says the longer time: one may have stopped or been set back."""
-    return max(int((time.monotonic() - began_s) * 1000), int((time.time() - began_time_s) * 1000), 0)
+    return max(time.monotonic() - began_s, time.time() - began_time_s, 0.0)
 
 
 def _values(message: OutgoingMessage) -> dict[str, Any]:
-    if message.producer or message.deduplication_age_ms:
-        raise ValueError("a message of an outbox has neither a producer nor a deduplication_age_ms: leave them empty")
+    if message.producer or message.deduplication_age:
+        raise ValueError("a message of an outbox has neither a producer nor a deduplication_age: leave them empty")
     details: dict[str, Any] = {}
     for field in fields(message):
         value = getattr(message, field.name)
         if field.name not in _OWN_COLUMNS and value:
-            details[field.name] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
+            details[field.name] = _plain(field.name, value)
     if "properties" in details:
         details["properties"] = dict(details["properties"])
     return {
@@ -240,6 +243,13 @@ def _values(message: OutgoingMessage) -> dict[str, Any]:
         "body": message.body,
         "details": json.dumps(details),
     }
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the value of a field in a form that JSON has. A duration is a number of seconds."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return seconds(value, name) if isinstance(value, timedelta) else value
 
 
 def _decoded(details: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage, ScheduleSource
@@ -30,6 +30,7 @@ from taskiq.kicker import AsyncKicker
 from taskiq.scheduler.scheduled_task import ScheduledTask
 
 from penstock.pop.client.client import Client
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.producer import Producer
@@ -45,7 +46,7 @@ from penstock.worker.runningconsumer import RunningConsumer
 logger = logging.getLogger("penstock.taskiq")
 
 DELAY = "delay"
-"""Label of a task: seconds until it is delivered. taskiq's own retries use it."""
+"""Label of a task: time until it is delivered, as a number of seconds or a timedelta. taskiq's own retries use it."""
 
 MESSAGE_GROUP = "message_group"
 """Label of a task: groups in FIFO order run the tasks of one message group one after the other."""
@@ -83,7 +84,7 @@ class TaskListener:
 
     Parameters:
         client: A client of the node.
-        topic, group, held_max, invisible_s, start, settings: As for `PenstockTasks`.
+        topic, group, held_max, invisible, start, settings: As for `PenstockTasks`.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class TaskListener:
         topic: str,
         group: str,
         held_max: int,
-        invisible_s: float,
+        invisible: Duration,
         start: Start,
         settings: GroupSettings | None,
     ) -> None:
@@ -106,7 +107,7 @@ class TaskListener:
             handler=Handler(self._hold, "taskiq", True, (MESSAGE,), None, 0, settles=True),
             concurrency=held_max,
             timeout_s=math.inf,
-            invisible_s=invisible_s,
+            invisible_s=seconds(invisible, "invisible"),
             fifo=False,
             start=start,
             settings=settings,
@@ -186,8 +187,8 @@ CLOSE_S = 2.0
 class PenstockTasks(AsyncBroker):
     """taskiq's broker for one node. Processes that send tasks and workers use it alike.
 
-    Labels of a task: `delay` in seconds, and `message_group` for groups in FIFO order. The others are taskiq's, such as
-    `timeout`, which ends a task that hangs.
+    Labels of a task: `delay` in seconds or as a timedelta, and `message_group` for groups in FIFO order. The others are
+    taskiq's, such as `timeout`, which ends a task that hangs.
 
     Parameters:
         target: `HOST:PORT` of the node's gRPC listener. By default that of PENSTOCK_TARGET, else of the
@@ -196,7 +197,8 @@ class PenstockTasks(AsyncBroker):
         group: Name of the group. Workers of one group share the tasks.
         security: TLS and token. None: those of the environment, see `Security`.
         tracing: Makes spans of OpenTelemetry of what the broker sends, receives and settles.
-        invisible: Seconds in which tasks come back if the process dies, 0.1 to 43,200. Tasks that run are extended.
+        invisible: Time in which tasks come back if the process dies, in seconds or as a timedelta, 0.1 to 43,200 seconds.
+            Tasks that run are extended.
         held_max: Maximum number of tasks that one listener holds, 1 to 10,000. It must be at least taskiq's
             `--max-async-tasks` and `--max-prefetch` together.
         start: Where the group starts if a worker creates it, as for `Client.consume`.
@@ -211,7 +213,7 @@ class PenstockTasks(AsyncBroker):
         group: str = "tasks",
         security: Security | None = None,
         tracing: Tracing | None = None,
-        invisible: float = 30.0,
+        invisible: Duration = 30.0,
         held_max: int = 1_000,
         start: Start = "earliest",
         settings: GroupSettings | None = None,
@@ -221,7 +223,7 @@ class PenstockTasks(AsyncBroker):
         self._topic = topic
         self._group = group
         self._tracing = tracing
-        self._invisible_s = invisible
+        self._invisible = invisible
         self._held_max = held_max
         self._start: Start = start
         self._settings = settings
@@ -265,7 +267,7 @@ class PenstockTasks(AsyncBroker):
         """Send a task; return when it is durable. It is stored once, also if the node restarts meanwhile.
 
         Raises:
-            ValueError: The label `delay` is no number.
+            ValueError: The label `delay` is no duration.
             StatusError: The node refused the task.
             SendOutcomeUnknown: The node did not answer for two minutes, and the task may be stored.
         """
@@ -286,7 +288,7 @@ class PenstockTasks(AsyncBroker):
             body=message.message,
             properties={"task_name": message.task_name, "task_id": message.task_id},
             message_group=str(message.labels.get(MESSAGE_GROUP) or ""),
-            delay_ms=_delay_ms(delay) if delay and deliver_at is None else 0,
+            delay=_delay(delay) if delay and deliver_at is None else 0.0,
             deliver_at_ms=round(deliver_at.timestamp() * 1000) if deliver_at is not None else 0,
         )
         return await (await self._producer.post(outgoing))
@@ -298,7 +300,7 @@ class PenstockTasks(AsyncBroker):
             topic=self._topic,
             group=self._group,
             held_max=self._held_max,
-            invisible_s=self._invisible_s,
+            invisible=self._invisible,
             start=self._start,
             settings=self._settings,
         )
@@ -363,8 +365,10 @@ class PenstockSchedules(ScheduleSource):
             logger.info("a schedule is over: %s", error)
 
 
-def _delay_ms(delay: Any) -> int:
+def _delay(delay: Any) -> Duration:
+    if isinstance(delay, timedelta):
+        return delay
     try:
-        return max(round(float(delay) * 1000), 0)
+        return max(float(delay), 0.0)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"the label delay is {delay!r}: use a number of seconds") from error
+        raise ValueError(f"the label delay is {delay!r}: use a number of seconds, or a timedelta") from error

@@ -24,10 +24,10 @@ from penstock.pop.errors import HandleExpired
 HABITS = ("steady", "slow", "dies")
 
 BATCH = 64
-INVISIBLE_MS = 3_000
+INVISIBLE_S = 3.0
 """Invisible time of all three. It is short, so that the demo soon shows revived messages."""
 
-NAP_S = INVISIBLE_MS / 1000 + 0.3
+NAP_S = INVISIBLE_S + 0.3
 """Seconds for which the slow consumer keeps a batch, so that its acknowledgements are too late."""
 
 NAPS_AFTER = 200
@@ -77,7 +77,7 @@ class DemoConsumer:
         """Pop and acknowledge until `stop`, or until the habit kills the process."""
         while not self._stopping:
             messages = await self._client.pop(
-                self._filter, group=self._group, messages_max=BATCH, invisible_ms=INVISIBLE_MS, wait_ms=1_000
+                self._filter, group=self._group, messages_max=BATCH, invisible=INVISIBLE_S, wait=1.0
             )
             self.work.popped += len(messages)
             if self._habit == "dies" and self.work.acked >= DIES_AFTER and messages:

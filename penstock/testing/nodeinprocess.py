@@ -13,6 +13,7 @@ import structlog
 
 from penstock.node.config import Config
 from penstock.node.node import Node
+from penstock.pop.client.durations import Duration, seconds
 from penstock.store.options import MIB, HostPort, StoreOptions
 from penstock.testing.testclock import AdvancingClock
 
@@ -87,19 +88,21 @@ class NodeInProcess:
         address = self._running().mqtt
         return address.host, address.port
 
-    async def advance(self, seconds: float) -> None:
+    async def advance(self, duration: Duration) -> None:
         """Set the node's clock ahead, and return when all that became due has happened: retries, delayed messages, deadlines.
 
         The clocks of clients go on as before. What expires at the client, such as the invisible time of a buffered message,
         does not.
 
+        Args:
+            duration: How far, in seconds or as a timedelta.
+
         Raises:
-            ValueError: `seconds` is negative.
+            TypeError, ValueError: It is no duration. The clock of a node only goes forward.
         """
-        if seconds < 0:
-            raise ValueError(f"seconds is {seconds}: the clock of a node only goes forward")
+        ahead_s = seconds(duration, "duration")
         node = self._running()
-        self._clock.ahead_ns += round(seconds * 1e9)
+        self._clock.ahead_ns += round(ahead_s * 1e9)
         for part in (node.pop, node.delayed, node.transactions):
             while part.fire_due():  # noqa: ASYNC110 - each call does one portion of what is due
                 await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from penstock.pop.client.durations import Duration
 from penstock.testing.nodeinprocess import NodeInProcess
 
 T = TypeVar("T")
@@ -50,9 +51,9 @@ class NodeInThread:
         """Host and port of the MQTT listener."""
         return self._node.mqtt
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, duration: Duration) -> None:
         """Set the node's clock ahead, as `penstock.testing.Node.advance`."""
-        self._run(self._node.advance(seconds))
+        self._run(self._node.advance(duration))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(ANSWER_S_MAX)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.pop.client.durations import Duration, seconds
+
 
 class WorkerError(Exception):
     """Base of the errors of a worker that is set up wrongly."""
@@ -26,15 +28,14 @@ class RetryLater(Exception):
     """Raise this in a handler to return the message as a failed attempt.
 
     Parameters:
-        delay: Seconds until the message comes back, at least 0. The group's back-off is added.
+        delay: Time until the message comes back, in seconds or as a timedelta. The group's back-off is added. The attribute
+            has it in seconds.
         reason: Why; goes to the log.
     """
 
-    def __init__(self, delay: float = 0.0, reason: str = "") -> None:
-        if delay < 0:
-            raise ValueError(f"delay is {delay}: use 0 or more seconds")
-        super().__init__(reason or f"the handler asked for another attempt in {delay} s")
-        self.delay = delay
+    def __init__(self, delay: Duration = 0.0, reason: str = "") -> None:
+        self.delay = seconds(delay, "delay")
+        super().__init__(reason or f"the handler asked for another attempt in {self.delay:g} s")
 
 
 class Undecodable(Exception):

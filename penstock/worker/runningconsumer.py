@@ -48,8 +48,8 @@ AHEAD = 4
 AHEAD_MIN = 512
 """How many messages wait at most, however few slots there are."""
 
-HOLD_MS = 50
-"""How long acknowledgements wait at most for the next pop to carry them, in ms. That saves a call, a commit and a sync."""
+HOLD_S = 0.05
+"""How long acknowledgements wait at most for the next pop to carry them, in seconds. That saves a call, a commit and a sync."""
 
 YIELD_AFTER = 128
 """Messages after which the event loop gets a turn, even if no handler awaits anything. Otherwise nothing would be popped."""
@@ -162,12 +162,12 @@ class RunningConsumer:
             group=plan.group,
             batch=POP_MAX,
             prefetch=max(AHEAD * plan.concurrency * max(self._handler.batch, 1), AHEAD_MIN),
-            invisible_ms=round(plan.invisible_s * 1000),
+            invisible=plan.invisible_s,
             start=plan.start,
             in_order_max=(self._handler.batch or AHEAD_MIN // 2) if plan.fifo else 1,
             first_max=plan.concurrency * max(self._handler.batch, 1),
             fast_max=2 * POP_MAX,
-            ack_hold_ms=HOLD_MS,
+            ack_hold=HOLD_S,
         )
         await consumer.__aenter__()
         self._consumer = consumer
@@ -458,7 +458,7 @@ class RunningConsumer:
             await self._dead_letter(messages, str(error) or "the handler rejected the message")
             return
         self.counts.failed += len(messages)
-        delay_ms = round(error.delay * 1000) if isinstance(error, RetryLater) else 0
+        delay = error.delay if isinstance(error, RetryLater) else 0.0
         message = messages[0]
         logger.warning(
             "%s: %s failed for %d messages from %r, attempt %d: %s: %s",
@@ -471,7 +471,7 @@ class RunningConsumer:
             error,
             exc_info=None if isinstance(error, RetryLater) else error,
         )
-        await self._settled(*(message.nack(delay_ms=delay_ms) for message in messages if not message.is_settled))
+        await self._settled(*(message.nack(delay=delay) for message in messages if not message.is_settled))
 
     async def _decoded(self, messages: list[Message]) -> tuple[list[Message], list[Any], bool]:
         """Decode messages, and settle those that can't be.
@@ -558,7 +558,7 @@ class RunningConsumer:
                 elif (
                     slot.extension is None
                     and not slot.is_lost
-                    and slot.messages[0].deadline_s - now_s < EXTEND_AT * plan.invisible_s
+                    and slot.messages[0].deadline - now_s < EXTEND_AT * plan.invisible_s
                 ):
                     slot.extension = loop.create_task(self._extend(slot))
 
@@ -586,9 +586,8 @@ class RunningConsumer:
     async def _extend(self, slot: WorkerSlot) -> None:
         """Move the deadlines of a slot's messages."""
         messages = list(slot.messages)
-        invisible_ms = round(self._plan.invisible_s * 1000)
         try:
-            extending = [message.extend(invisible_ms) for message in messages if not message.is_settled]
+            extending = [message.extend(self._plan.invisible_s) for message in messages if not message.is_settled]
             failed = await self._settled(*extending)
             self.counts.extended += len(extending) - len(failed)
             slot.is_lost = any(isinstance(error, StatusError) for error in failed)

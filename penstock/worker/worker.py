@@ -7,9 +7,11 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.pop.client.client import Client
+from penstock.pop.client.durations import Duration, positive_seconds, seconds
 from penstock.pop.client.requests import Start
 from penstock.pop.client.results import GroupSettings
 from penstock.pop.client.security import Security, node_of
@@ -52,8 +54,8 @@ class Worker:
             current context, else `127.0.0.1:8081`.
         security: TLS and token. None: those of the environment, see `Security`.
         middleware: Surround the calls of all handlers. The first is the outermost.
-        grace: Seconds that running handlers have to end when the worker stops, at least 0. Then their messages go back, which
-            counts no attempt.
+        grace: Time that running handlers have to end when the worker stops, in seconds or as a timedelta. Then their messages
+            go back, which counts no attempt.
         tracing: Makes spans of OpenTelemetry of what the worker receives, handles and settles, outside of all middlewares.
     """
 
@@ -63,18 +65,16 @@ class Worker:
         *,
         security: Security | None = None,
         middleware: Sequence[Middleware] = (),
-        grace: float = 30.0,
+        grace: Duration = 30.0,
         tracing: Tracing | None = None,
     ) -> None:
-        if grace < 0:
-            raise ValueError(f"grace is {grace}: use 0 or more seconds")
+        self._grace_s = seconds(grace, "grace")
         self.target, self._security = node_of(target or None, security)
         """Address of the node."""
         self._tracing = tracing
         self._middleware = check_middleware(middleware)
         if tracing is not None:
             self._middleware.insert(0, TraceCalls(tracing=tracing))
-        self._grace_s = grace
         self._plans: list[ConsumerPlan] = []
         self._dead_letter_hooks: list[DeadLetterHook] = []
         self._start_hooks: list[Hook] = []
@@ -91,11 +91,11 @@ class Worker:
         *,
         group: str,
         concurrency: int = 16,
-        timeout: float = 60.0,
+        timeout: Duration = 60.0,
         batch: int = 0,
         fifo: bool = False,
         codec: Codec | None = None,
-        invisible: float = 30.0,
+        invisible: Duration = 30.0,
         start: Start = "earliest",
         settings: GroupSettings | None = None,
         middleware: Sequence[Middleware] = (),
@@ -110,27 +110,28 @@ class Worker:
             topic_filter: MQTT topic filter (MQTT 5.0, 4.7), or `$dlq/GROUP` for the dead letters of another group.
             group: Name of the group.
             concurrency: Maximum number of calls at a time, 1 to 10,000. Plain functions have as many threads.
-            timeout: Seconds after which a call is cancelled and its message goes back as a failed attempt, above 0. A thread
-                can't be cancelled: it stays busy, and its message goes back all the same.
+            timeout: Time after which a call is cancelled and its message goes back as a failed attempt, in seconds or as a
+                timedelta, above 0. A thread can't be cancelled: it stays busy, and its message goes back all the same.
             batch: The function takes lists, of up to so many messages, 1 to 1,024. 0: it takes one message.
             fifo: The group is in FIFO order. Messages of one message group are handled one after the other, in their order, and
                 those after a failed one wait for it.
             codec: Decodes the body, instead of what the annotation says.
-            invisible: Seconds in which a message comes back if the worker dies, 0.1 to 43,200. Running calls are extended.
+            invisible: Time in which a message comes back if the worker dies, in seconds or as a timedelta, 0.1 to 43,200
+                seconds. Running calls are extended.
             start: Where the group starts if this worker creates it, as for `Client.consume`.
             settings: Settings of the group, from `group_settings`. The worker creates the group with them, or changes it.
             middleware: Surround the calls of this handler, inside those of the worker.
 
         Raises:
             HandlerInvalid: The function or the codec can't be used.
-            TypeError: A middleware can't be called.
-            ValueError: A number is out of its bounds.
+            TypeError: A middleware can't be called, or a duration is none.
+            ValueError: A number or a duration is out of its bounds.
         """
         if fifo:
-            settings = GroupSettings() if settings is None else settings
-            settings.fifo = True
+            settings = GroupSettings(fifo=True) if settings is None else replace(settings, fifo=True)
 
         inner = check_middleware(middleware)
+        timeout_s, invisible_s = positive_seconds(timeout, "timeout"), seconds(invisible, "invisible")
 
         def register(function: F) -> F:
             plan = ConsumerPlan(
@@ -138,8 +139,8 @@ class Worker:
                 group=group,
                 handler=handler_of(function, batch=batch, codec=codec),
                 concurrency=concurrency,
-                timeout_s=timeout,
-                invisible_s=invisible,
+                timeout_s=timeout_s,
+                invisible_s=invisible_s,
                 fifo=fifo,
                 start=start,
                 settings=settings,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from penstock.pop.client.outgoing import SendReceipt
+from penstock.pop.client.results import GroupDescription, PendingTransaction
 from penstock.pop.client.statuses import error_of_status
 from penstock.pop.errors import BatchFailed, PopError, StatusError
 from penstock.pop.proto import pop_pb2 as pb
@@ -41,6 +42,16 @@ def errors(statuses: Iterable[pb.Status]) -> list[PopError | None]:
 def new_handles(answer: pb.ChangeInvisibleResponse) -> list[str | PopError]:
     """Return the new handle or the error of each delivery whose deadline was to be moved."""
     return [error_of_status(result.status) or result.handle for result in answer.results]
+
+
+def groups(answer: pb.GroupsResponse) -> list[GroupDescription]:
+    """Return the descriptions of groups."""
+    return [GroupDescription(group) for group in answer.groups]
+
+
+def transactions(answer: pb.TransactionsResponse) -> list[PendingTransaction]:
+    """Return pending transactions."""
+    return [PendingTransaction(transaction) for transaction in answer.transactions]
 
 
 def only(answers: list[A | PopError]) -> A:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from penstock.pop.client.batcher import CLOSED
 from penstock.pop.client.client import Client
+from penstock.pop.client.durations import Duration
 from penstock.pop.client.security import Security
 from penstock.pop.client.tracing import Tracing
 from penstock.pop.errors import ClientClosed
@@ -24,17 +25,19 @@ class BackgroundClient:
     """A `Client` with its event loop on a thread that ends with the process.
 
     Parameters:
-        target, timeout_ms, security, inbox, tracing: As for `Client`.
+        target, timeout, security, inbox, tracing: As for `Client`.
     """
 
-    def __init__(self, target: str, *, timeout_ms: int, security: Security, inbox: str, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, target: str, *, timeout: Duration, security: Security, inbox: str, tracing: Tracing | None = None
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="penstock-client", daemon=True)
         self._thread.start()
 
         async def made() -> Client:
-            return Client(target, timeout_ms=timeout_ms, security=security, inbox=inbox, tracing=tracing)
+            return Client(target, timeout=timeout, security=security, inbox=inbox, tracing=tracing)
 
         self.client = self.run(made())
         """The client. Its methods must run on its loop: see `run` and `submit`."""

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from penstock.pop.client.batcher import CLOSED
+from penstock.pop.client.durations import Duration, positive_seconds
 from penstock.pop.client.statuses import error_of_call
 from penstock.pop.errors import ClientClosed, NodeUnavailable
 
@@ -45,12 +46,11 @@ class AsyncCalls:
     """The calls of one asyncio client.
 
     Parameters:
-        timeout_s: Time for one call in seconds, including the wait for the node.
+        timeout: Time for one call, including the wait for the node.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        _check_timeout(timeout_s)
-        self.timeout_s = timeout_s
+    def __init__(self, timeout: Duration) -> None:
+        self.timeout_s = positive_seconds(timeout, "timeout")
         self.closed = False
         self.why_unanswered: Callable[[], Awaitable[str]] | None = None
         """Finds out why a call was not answered in time."""
@@ -70,13 +70,12 @@ class SyncCalls:
     """The calls of one client for threads.
 
     Parameters:
-        timeout_s: Time for one call in seconds, including the wait for the node.
+        timeout: Time for one call, including the wait for the node.
         metadata: gRPC metadata of each call.
     """
 
-    def __init__(self, timeout_s: float, metadata: tuple[tuple[str, str], ...]) -> None:
-        _check_timeout(timeout_s)
-        self._timeout_s = timeout_s
+    def __init__(self, timeout: Duration, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._timeout_s = positive_seconds(timeout, "timeout")
         self._metadata = metadata
         self.closed = False
         self.why_unanswered: Callable[[], str] | None = None
@@ -99,8 +98,3 @@ class SyncCalls:
             if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self.why_unanswered is not None:
                 raise NodeUnavailable(self.why_unanswered()) from error
             raise error_of_call(call) from error
-
-
-def _check_timeout(timeout_s: float) -> None:
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_ms is {timeout_s * 1000:g}: use more than 0")

@@ -15,13 +15,14 @@ from penstock.pop.client.calls import AsyncCalls, call
 from penstock.pop.client.channel import async_channel
 from penstock.pop.client.consumer import Consumer
 from penstock.pop.client.deadletters import DeadLetterCalls
+from penstock.pop.client.durations import Duration, positive_seconds, seconds
 from penstock.pop.client.groups import GroupCalls
 from penstock.pop.client.health import is_serving
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt, encoded_message
 from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages, ReceivedMessage
-from penstock.pop.client.requester import REPLY_INVISIBLE_MS, Requester
+from penstock.pop.client.requester import REPLY_INVISIBLE_S, Requester
 from penstock.pop.client.requests import Start
 from penstock.pop.client.schedules import ScheduleCalls
 from penstock.pop.client.security import Security, node_of
@@ -53,34 +54,36 @@ class Client:
     NotAuthenticated or NotPermitted if the node has an access file that does not allow the call, and Overloaded if a bound of
     the node is reached. The docstring of a method names its other errors.
 
+    A duration is a number of seconds, or a timedelta. The node gets it in whole milliseconds, at least 1 unless it is 0.
+
     Parameters:
         target: `HOST:PORT` of the node's gRPC listener. None: that of `PENSTOCK_TARGET`, else of the current context, else
             `127.0.0.1:8081`.
-        timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
-        close_ms: How long `aclose` waits for the answers to earlier requests, in ms.
+        timeout: Timeout of one call, in seconds or as a timedelta, including the wait until the node can be reached.
+        close_timeout: How long `aclose` waits for the answers to earlier requests, in seconds or as a timedelta.
         security: TLS and token. None: those of the environment, see `Security`.
         inbox: Name of the inbox to which replies to requests come, such as the name and number of a service. Two clients must
             not use one name at the same time. By default each client has an inbox of its own, and `aclose` deletes it.
         tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
 
     Raises:
-        TypeError, ValueError: The target is no address, the timeout is not above 0, or an argument has another type.
+        TypeError, ValueError: The target is no address, a duration is none, the timeout is 0, or an argument has another type.
     """
 
     def __init__(
         self,
         target: str | None = None,
         *,
-        timeout_ms: int = 10_000,
-        close_ms: int = 2_000,
+        timeout: Duration = 10.0,
+        close_timeout: Duration = 2.0,
         security: Security | None = None,
         inbox: str = "",
         tracing: Tracing | None = None,
     ) -> None:
         asyncio.get_running_loop()  # Without a running loop, gRPC would bind itself to one that never runs.
-        self._close_s = close_ms / 1000
+        self._close_s = seconds(close_timeout, "close_timeout")
         self._tracing = tracing
-        self._call = AsyncCalls(timeout_ms / 1000)
+        self._call = AsyncCalls(timeout)
         target, security = node_of(target, security)
         self._target = target
         self._channel = async_channel(target, security)
@@ -127,10 +130,10 @@ class Client:
         await asyncio.gather(*closing)
         await self._channel.close(None)
 
-    async def is_serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 - no answer is an answer here
-        """Return whether the node answers a health check within `timeout` seconds, and takes calls."""
+    async def is_serving(self, timeout: Duration = 5.0) -> bool:  # noqa: ASYNC109 - no answer is an answer here
+        """Return whether the node answers a health check within `timeout`, in seconds or as a timedelta, and takes calls."""
         self.check_open()
-        return await is_serving(self._channel, timeout)
+        return await is_serving(self._channel, seconds(timeout, "timeout"))
 
     async def check_reachable(self) -> None:
         """Check that the node can be reached now. Other calls wait for a node that can't.
@@ -158,12 +161,12 @@ class Client:
         tag: str = "",
         message_group: str = "",
         deliver_at_ms: int = 0,
-        delay_ms: int = 0,
+        delay: Duration = 0.0,
         deduplication_id: str = "",
         response_topic: str = "",
         correlation_data: bytes = b"",
         content_type: str = "",
-        expire_after_ms: int = 0,
+        expire_after: Duration = 0.0,
         timer_key: str = "",
     ) -> SendReceipt:
         """Send a message; return when it is durable. `OutgoingMessage` documents the arguments.
@@ -186,14 +189,14 @@ class Client:
                 tag,
                 message_group,
                 deliver_at_ms,
-                delay_ms,
+                delay,
                 "",
                 deduplication_id,
                 0,
                 response_topic,
                 correlation_data,
                 content_type,
-                expire_after_ms,
+                expire_after,
                 timer_key,
             )
         )
@@ -241,25 +244,25 @@ class Client:
         self,
         *,
         idempotent: bool = True,
-        linger_ms: float = 0,
+        linger: Duration = 0.0,
         batch_max: int = 1_000,
         batch_bytes_max: int = 1024 * 1024,
         buffer_max: int = 10_000,
         buffer_bytes_max: int = 32 * 1024 * 1024,
-        retry_ms: int = 120_000,
+        retry_timeout: Duration = 120.0,
     ) -> Producer:
         """Return a producer, which sends in batches and again where that is safe. `Producer` documents the arguments."""
         self._call.check_open()
         producer = Producer(
             self._send_request,
-            timeout_ms=int(self._call.timeout_s * 1000),
+            timeout=self._call.timeout_s,
             idempotent=idempotent,
-            linger_ms=linger_ms,
+            linger=linger,
             batch_max=batch_max,
             batch_bytes_max=batch_bytes_max,
             buffer_max=buffer_max,
             buffer_bytes_max=buffer_bytes_max,
-            retry_ms=retry_ms,
+            retry_timeout=retry_timeout,
             tracing=self._tracing,
         )
         self._producers.add(producer)
@@ -280,7 +283,7 @@ class Client:
         topic: str,
         body: bytes = b"",
         *,
-        timeout: float,  # noqa: ASYNC109 - the error says what has timed out
+        timeout: Duration,  # noqa: ASYNC109 - the error says what has timed out
         properties: Mapping[str, str] | None = None,
         content_type: str = "",
     ) -> ReceivedMessage:
@@ -295,29 +298,26 @@ class Client:
         Args:
             topic: As in `OutgoingMessage`.
             body: As in `OutgoingMessage`.
-            timeout: How long to wait for the reply, in seconds. The request expires then, so that a device which was away does
-                not get a command that nobody waits for.
+            timeout: How long to wait for the reply, in seconds or as a timedelta. The request expires then, so that a device
+                which was away does not get a command that nobody waits for.
             properties: As in `OutgoingMessage`.
             content_type: As in `OutgoingMessage`.
 
         Raises:
-            ValueError: `timeout` is not above 0.
+            TypeError, ValueError: `timeout` is no duration, or 0.
             RequestTimedOut: No reply came in time. The request may or may not have been handled.
             StatusError: The node refused the request.
             NotPermitted: This client may not consume its inbox (`replies/...`), or not publish to the topic.
         """
         self._call.check_open()
-        if timeout <= 0:
-            raise ValueError(f"timeout must be above 0 seconds, and is {timeout}")
+        timeout_s = positive_seconds(timeout, "timeout")
         if self._requester is None:
-            self._requester = Requester(
-                self._inbox, self.groups, self._send_one, self._consume_replies, int(self._call.timeout_s * 1000)
-            )
+            self._requester = Requester(self._inbox, self.groups, self._send_one, self._consume_replies, self._call.timeout_s)
         message = OutgoingMessage(topic=topic, body=body, properties=properties or {}, content_type=content_type)
-        return await self._requester.request(message, timeout)
+        return await self._requester.request(message, timeout_s)
 
     def _consume_replies(self, topic: str, group: str) -> Consumer:
-        return self.consume(topic, group=group, invisible_ms=REPLY_INVISIBLE_MS, start="latest")
+        return self.consume(topic, group=group, invisible=REPLY_INVISIBLE_S, start="latest")
 
     @asynccontextmanager
     async def transaction(
@@ -355,13 +355,13 @@ class Client:
         group: str,
         batch: int = 64,
         prefetch: int = 128,
-        invisible_ms: int = 60_000,
-        wait_ms: int = 20_000,
+        invisible: Duration = 60.0,
+        wait: Duration = 20.0,
         start: Start = "earliest",
         in_order_max: int = 1,
         first_max: int = 0,
         fast_max: int = 0,
-        ack_hold_ms: int = 0,
+        ack_hold: Duration = 0.0,
     ) -> Consumer:
         """Return an asynchronous iterator over the messages of a group. It starts to pop when the iteration starts.
 
@@ -371,8 +371,8 @@ class Client:
             batch: Maximum number of messages in one pop, at least 1.
             prefetch: Maximum number of messages that wait in the client, at least `batch` (or `fast_max` is). Their invisible
                 time has started, so fewer wait where the loop is slow.
-            invisible_ms: Time in ms from the pop in which the node waits for the acknowledgement, at least 1.
-            wait_ms: How long one poll waits at the node for the first message, in ms.
+            invisible: Time from the pop in which the node waits for the acknowledgement, in seconds or as a timedelta, above 0.
+            wait: How long one poll waits at the node for the first message, in seconds or as a timedelta.
             start: Where the group starts if this call creates it: `"earliest"` with all that the log has, `"latest"` with the
                 messages stored from now on, or a time in ms since 1970.
             in_order_max: Maximum number of messages of one message group that a FIFO group hands out at once. With more than 1,
@@ -380,29 +380,29 @@ class Client:
             first_max: Maximum number of messages that wait until the loop has handled the first one. 0: `prefetch`.
             fast_max: Maximum number of messages that wait, in place of `prefetch`, if the loop takes them all within half a
                 second. 0: `prefetch`.
-            ack_hold_ms: While there is a backlog, acknowledgements wait so long at most for the next pop to carry them, in ms.
-                That costs the node less, and is for loops that do not await them. 0: they go out at once.
+            ack_hold: While there is a backlog, acknowledgements wait so long at most for the next pop to carry them, in seconds
+                or as a timedelta. That costs the node less, and is for loops that do not await them. 0: they go out at once.
 
         Raises:
-            ValueError: A number is out of bounds.
+            TypeError, ValueError: A number or a duration is out of bounds.
         """
         self._call.check_open()
-        if not 1 <= batch <= max(prefetch, fast_max) or invisible_ms < 1 or wait_ms < 0:
+        if not 1 <= batch <= max(prefetch, fast_max):
             raise ValueError(
-                "batch must be from 1 to prefetch or fast_max, invisible_ms at least 1 and wait_ms at least 0: "
-                f"batch is {batch}, prefetch {prefetch}, invisible_ms {invisible_ms}, wait_ms {wait_ms}"
+                f"batch is {batch}: use 1 to prefetch or fast_max, whichever is larger ({max(prefetch, fast_max)} here)"
             )
+        positive_seconds(invisible, "invisible")
         consumer = Consumer(
             self._stub,
             self._settlements_of(group),
-            requests.pop(topic_filter, group, batch, invisible_ms, wait_ms, start, in_order_max=in_order_max),
+            requests.pop(topic_filter, group, batch, invisible, wait, start, in_order_max=in_order_max),
             prefetch=prefetch,
-            timeout_s=self._call.timeout_s,
-            close_s=self._close_s,
+            timeout=self._call.timeout_s,
+            close_timeout=self._close_s,
             on_close=self._consumers.discard,
             first_max=first_max,
             fast_max=fast_max,
-            hold_s=ack_hold_ms / 1000,
+            ack_hold=ack_hold,
         )
         self._consumers.add(consumer)
         return consumer
@@ -413,8 +413,8 @@ class Client:
         *,
         group: str,
         messages_max: int = 0,
-        invisible_ms: int = 0,
-        wait_ms: int = 0,
+        invisible: Duration = 0.0,
+        wait: Duration = 0.0,
         start: Start = "earliest",
         attempt_id: str = "",
         acks: Iterable[str] = (),
@@ -431,8 +431,9 @@ class Client:
             group: As for `consume`.
             start: As for `consume`.
             messages_max: Maximum number of messages; 0 for the node's `pop.messages_default`.
-            invisible_ms: Time in ms in which the node waits for the acknowledgement; 0 for the group's setting.
-            wait_ms: How long to wait for the first message, in ms; 0 to return at once.
+            invisible: Time in which the node waits for the acknowledgement, in seconds or as a timedelta; 0 for the group's
+                setting.
+            wait: How long to wait for the first message, in seconds or as a timedelta; 0 to return at once.
             attempt_id: Chosen by the caller. A call with the id of an earlier call, whose answer may have been lost, returns
                 the messages of that call that are still in flight.
             acks: Handles of the group to acknowledge first. That is durable when the call returns. `refused` of the result
@@ -444,14 +445,15 @@ class Client:
         Raises:
             RequestInvalid: The group's name, the filter or a number breaks a rule. No handle was acknowledged.
             Overloaded, NodeUnavailable: The call failed. Some handles may be acknowledged: pass them again.
+            TypeError, ValueError: `invisible` or `wait` is no duration.
         """
-        request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks, in_order_max)
+        request = requests.pop(topic_filter, group, messages_max, invisible, wait, start, attempt_id, acks, in_order_max)
         began_ns = now_ns()
-        answer = await self._call(self._stub.Pop, request, wait_ms)
+        answer = await self._call(self._stub.Pop, request, request.wait_ms)
         refused = answers.refused_acks(request, answer)
         if answers.must_pop_again(request, answer):
             request.ClearField("acks")
-            answer = await self._call(self._stub.Pop, request, wait_ms)
+            answer = await self._call(self._stub.Pop, request, request.wait_ms)
         if self._tracing is not None:
             self._tracing.received(group, topic_filter, answer.messages, began_ns)
         settlements = self._settlements_of(group)
@@ -493,7 +495,7 @@ class Client:
         group: str,
         credits: int = 1024,
         batch: int = 0,
-        invisible_ms: int = 0,
+        invisible: Duration = 0.0,
         start: Start = "earliest",
         give_back: bool = True,
     ) -> StreamConsumer:
@@ -506,11 +508,12 @@ class Client:
             credits: Maximum number of messages in flight. Each settled message makes room for another. Where the loop is slow,
                 the stream asks for fewer, and returns what the loop will not reach in time without counting an attempt.
             batch: Maximum number of messages in one response; 0 for the node's default.
-            invisible_ms: Time in ms in which the node waits for the acknowledgement; 0 for the group's setting.
+            invisible: Time in which the node waits for the acknowledgement, in seconds or as a timedelta; 0 for the group's
+                setting.
             give_back: Return unsettled messages at once and without counting the attempt when the stream ends.
         """
         self._call.check_open()
-        opening = requests.consume(topic_filter, group, credits, batch, invisible_ms, start, give_back)
+        opening = requests.consume(topic_filter, group, credits, batch, invisible, start, give_back)
         return StreamConsumer(self._stub, opening, self._settlements_of(group))
 
     def _settlements_of(self, group: str) -> Settlements:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from penstock.pop.client import answers
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.message import Message
 from penstock.pop.client.requests import attempt_ids
 from penstock.pop.client.retrydelays import RetryDelays
@@ -58,18 +59,18 @@ class Consumer:
         request: pb.PopRequest,
         *,
         prefetch: int,
-        timeout_s: float,
-        close_s: float,
+        timeout: Duration,
+        close_timeout: Duration,
         on_close: Callable[[Consumer], None],
         first_max: int = 0,
         fast_max: int = 0,
-        hold_s: float = 0.0,
+        ack_hold: Duration = 0.0,
     ) -> None:
         self._stub = stub
         self._settlements = settlements
         self._request = request
-        self._timeout_s = timeout_s + request.wait_ms / 1000
-        self._close_s = close_s
+        self._timeout_s = seconds(timeout, "timeout") + request.wait_ms / 1000
+        self._close_s = seconds(close_timeout, "close_timeout")
         self._on_close = on_close
         self._unseen: UnseenMessages[Message | list[Message]] = UnseenMessages(
             prefetch, request.invisible_ms / 1000, first_max, fast_max
@@ -90,7 +91,7 @@ class Consumer:
         self._failure: BaseException | None = None
         self._delays = RetryDelays()
         self._wait_ms = request.wait_ms
-        self._hold_s = hold_s
+        self._hold_s = seconds(ack_hold, "ack_hold")
         self._has_backlog = False
         """Whether the last answer had messages, so that the next pop will come soon."""
         self.problem = ""
@@ -178,10 +179,10 @@ class Consumer:
             self._wake.set()
         return found[0] if self._is_in_order and found else found  # type: ignore[return-value]  # of one kind each
 
-    def handled(self, handling_s: float, takers: int) -> None:
-        """Note how many seconds a task needed for what `take` returned, and how many tasks take messages."""
+    def handled(self, handling: Duration, takers: int) -> None:
+        """Note how long a task needed for what `take` returned, as a duration, and how many tasks take messages."""
         self._unseen.takers = takers
-        self._unseen.handled(handling_s)
+        self._unseen.handled(handling if isinstance(handling, float) else seconds(handling, "handling"))
 
     async def _next(self, count: int) -> list[Message] | None:
         """Return the next messages, or None when the consumer is closed."""
@@ -270,9 +271,9 @@ class Consumer:
             elif not acks and loop.time() - self._polled_s < EMPTY_S_MIN:
                 await self._pause(EMPTY_S_MIN)
 
-    def _received(self, received: Iterable[pb.PoppedMessage], deadline_s: float) -> Sequence[Message | list[Message]]:
+    def _received(self, received: Iterable[pb.PoppedMessage], deadline: float) -> Sequence[Message | list[Message]]:
         settlements = self._settlements
-        messages = [Message(each, settlements, deadline_s) for each in received]
+        messages = [Message(each, settlements, deadline) for each in received]
         if not self._is_in_order:
             return messages
         runs: dict[tuple[str, str], list[Message]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.pop.client import requests
+from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import AsyncCalls, SyncCalls
 from penstock.pop.client.requests import End, Start
 from penstock.pop.client.results import GroupDescription, GroupSettings
@@ -41,7 +41,7 @@ class GroupCalls:
             Overloaded: `pop.groups_max` or another bound of the node is reached, or the disk is full.
         """
         answer = await self._call(self._stub.CreateGroup, requests.create_group(group, topic_filter, start, settings))
-        return answer.groups[0]
+        return GroupDescription(answer.groups[0])
 
     async def update(self, group: str, settings: GroupSettings, *, topic_filter: str = "") -> list[GroupDescription]:
         """Change the settings that are given (by `group_settings`); return the new descriptions.
@@ -52,7 +52,7 @@ class GroupCalls:
             RequestInvalid: A setting is out of bounds.
         """
         answer = await self._call(self._stub.UpdateGroup, requests.update_group(group, topic_filter, settings))
-        return list(answer.groups)
+        return answers.groups(answer)
 
     async def describe(self, group: str = "", topic_filter: str = "") -> list[GroupDescription]:
         """Return settings and backlog of a group, or of all groups if no name is given.
@@ -61,7 +61,7 @@ class GroupCalls:
             GroupUnknown: There is no such group.
         """
         answer = await self._call(self._stub.DescribeGroups, requests.name_group(group, topic_filter))
-        return list(answer.groups)
+        return answers.groups(answer)
 
     async def delete(self, group: str, *, topic_filter: str = "") -> None:
         """Delete a group. Its handles become void. Its dead letters are deleted unless another group consumes them.
@@ -96,7 +96,7 @@ class GroupCalls:
             ValueError: Not exactly one place is given.
         """
         request = requests.reset_group(group, topic_filter, end, time_ms, message_id)
-        return list((await self._call(self._stub.ResetGroup, request)).groups)
+        return answers.groups(await self._call(self._stub.ResetGroup, request))
 
 
 class SyncGroupCalls:
@@ -110,15 +110,16 @@ class SyncGroupCalls:
         self, group: str, topic_filter: str, *, start: Start = "earliest", settings: GroupSettings | None = None
     ) -> GroupDescription:
         """Create a group, as `GroupCalls.create`."""
-        return self._call(self._stub.CreateGroup, requests.create_group(group, topic_filter, start, settings)).groups[0]
+        answer = self._call(self._stub.CreateGroup, requests.create_group(group, topic_filter, start, settings))
+        return GroupDescription(answer.groups[0])
 
     def update(self, group: str, settings: GroupSettings, *, topic_filter: str = "") -> list[GroupDescription]:
         """Change settings, as `GroupCalls.update`."""
-        return list(self._call(self._stub.UpdateGroup, requests.update_group(group, topic_filter, settings)).groups)
+        return answers.groups(self._call(self._stub.UpdateGroup, requests.update_group(group, topic_filter, settings)))
 
     def describe(self, group: str = "", topic_filter: str = "") -> list[GroupDescription]:
         """Return settings and backlog, as `GroupCalls.describe`."""
-        return list(self._call(self._stub.DescribeGroups, requests.name_group(group, topic_filter)).groups)
+        return answers.groups(self._call(self._stub.DescribeGroups, requests.name_group(group, topic_filter)))
 
     def delete(self, group: str, *, topic_filter: str = "") -> None:
         """Delete a group, as `GroupCalls.delete`."""
@@ -135,4 +136,4 @@ class SyncGroupCalls:
     ) -> list[GroupDescription]:
         """Move a group to another place in its queue, as `GroupCalls.reset`."""
         request = requests.reset_group(group, topic_filter, end, time_ms, message_id)
-        return list(self._call(self._stub.ResetGroup, request).groups)
+        return answers.groups(self._call(self._stub.ResetGroup, request))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.proto import pop_pb2 as pb
@@ -15,13 +16,13 @@ from penstock.pop.proto import pop_pb2 as pb
 class Message(ReceivedMessage):
     """A message from `Client.consume` or `Client.pop`. It comes back as a new attempt unless it is acknowledged in time."""
 
-    __slots__ = ("_settlements", "deadline_s", "is_settled", "went_back")
+    __slots__ = ("_settlements", "deadline", "is_settled", "went_back")
 
-    def __init__(self, received: pb.PoppedMessage, settlements: Settlements, deadline_s: float = 0.0) -> None:
+    def __init__(self, received: pb.PoppedMessage, settlements: Settlements, deadline: float = 0.0) -> None:
         self._received = received  # as the base class does, without the call
         self.handle = received.handle
         self._settlements = settlements
-        self.deadline_s = deadline_s
+        self.deadline = deadline
         """Deadline by the clock of the event loop, in seconds; 0 for messages of `Client.pop`. The node's deadline is a little
         earlier, by the time that the message took to arrive."""
         self.is_settled = False
@@ -50,20 +51,23 @@ class Message(ReceivedMessage):
             self._settlements.tracing.settling_until(acked, "ack", self.group, self)
         return acked
 
-    async def nack(self, *, delay_ms: int = 0) -> None:
-        """Return the message after `delay_ms` as a failed attempt. The group's back-off, if any, is added to the delay.
+    async def nack(self, *, delay: Duration = 0.0) -> None:
+        """Return the message as a failed attempt after `delay`, in seconds or as a timedelta, and the group's back-off.
 
         Raises:
-            InvalidInvisibleTime: The delay is negative or longer than `pop.invisible_ms_max`.
+            TypeError, ValueError: The delay is no duration.
+            InvalidInvisibleTime: The delay is longer than `pop.invisible_ms_max`.
             StatusError, NodeUnavailable: As for `ack`.
         """
+        change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), nack=True)
         self.is_settled = self.went_back = True
-        await self._give_back("nack", pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
+        await self._give_back("nack", change)
 
-    async def suspend(self, delay_ms: int = 0) -> None:
-        """Return the message after `delay_ms` without counting this delivery as an attempt. Raises as `nack`."""
+    async def suspend(self, delay: Duration = 0.0) -> None:
+        """Return the message after `delay`, as `nack`, without counting this delivery as an attempt. Raises as `nack`."""
+        change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), suspend=True)
         self.is_settled = self.went_back = True
-        await self._give_back("suspend", pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
+        await self._give_back("suspend", change)
 
     async def _give_back(self, operation: str, change: pb.InvisibleChange) -> None:
         changed = self._settlements.changes.submit(change)
@@ -71,15 +75,18 @@ class Message(ReceivedMessage):
             self._settlements.tracing.settling_until(changed, operation, self.group, self)
         await changed
 
-    async def extend(self, invisible_ms: int) -> None:
-        """Move the deadline to `invisible_ms` from now, earlier or later than before. The message gets a new handle.
+    async def extend(self, invisible: Duration) -> None:
+        """Move the deadline to `invisible` from now, in seconds or as a timedelta, earlier or later than before.
+
+        The message gets a new handle.
 
         Raises:
             StatusError, NodeUnavailable: As for `nack`.
         """
+        invisible_ms = milliseconds(invisible, "invisible")
         change = pb.InvisibleChange(handle=self.handle, invisible_ms=invisible_ms)
         self.handle = await self._settlements.changes.submit(change)
-        self.deadline_s = asyncio.get_running_loop().time() + invisible_ms / 1000
+        self.deadline = asyncio.get_running_loop().time() + invisible_ms / 1000
 
     async def dead_letter(self, *, reason: str = "") -> None:
         """Make the message a dead letter of its group, because no attempt will ever succeed.

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.proto import pop_pb2 as pb
 
-BOTH_TIMES = "give deliver_at_ms or delay_ms, not both"
+BOTH_TIMES = "give deliver_at_ms or delay, not both"
 
 
 class SendReceipt(NamedTuple):
@@ -28,6 +29,8 @@ class SendReceipt(NamedTuple):
 class OutgoingMessage:
     """A message to send.
 
+    A duration is a number of seconds, or a timedelta.
+
     Parameters:
         topic: MQTT topic (MQTT 5.0, 4.7), without wildcards.
         body: Up to `pop.message_bytes_max` bytes (4 MiB by default).
@@ -35,24 +38,24 @@ class OutgoingMessage:
         tag: Kind of the message, for groups that filter by tags.
         message_group: Groups in FIFO order get the messages of one message group in order, one at a time.
         deliver_at_ms: Delivery time in ms since 1970, by the node's clock. 0 or a time in the past: deliver at once.
-        delay_ms: Delay in ms from when the node gets the message, instead of `deliver_at_ms`. No clock needs to be right.
+        delay: Delay from when the node gets the message, instead of `deliver_at_ms`. No clock needs to be right.
         producer: Name of the service that decides on the transaction of which the message is half. The node delivers the
             message when the transaction is committed. Empty: the message has no transaction.
 
         deduplication_id: Chosen by the sender, up to 256 bytes of UTF-8. The node stores one message of a topic with this id,
             within `pop.deduplication_ms` (10 minutes by default), and answers a repeated one with the first one's receipt.
             Empty: the message has none.
-        deduplication_age_ms: How long ago the message was sent first, at the most; 0 if it was never sent before. If the node
+        deduplication_age: How long ago the message was sent first, at the most; 0 if it was never sent before. If the node
             has forgotten the ids of that time, it refuses the message, and does not store it twice.
         response_topic: Topic for the reply to this message (MQTT 5.0, 3.3.2.3.5). Empty: it has none.
         correlation_data: Names the message in its reply (MQTT 5.0, 3.3.2.3.6), up to 65,535 bytes.
         content_type: Describes the body, such as `application/json`.
         timer_key: Key of a delayed message, up to 255 bytes of UTF-8. If a message of the topic and key is pending, this one
             replaces it, in one step. Empty: the message has none.
-        expire_after_ms: Nobody gets the message after this time from when it was sent, in ms. 0: it never expires.
+        expire_after: Nobody gets the message after this time from when it was sent. 0: it never expires.
 
     Raises:
-        ValueError: Both `deliver_at_ms` and `delay_ms` are given.
+        ValueError: Both `deliver_at_ms` and `delay` are given.
     """
 
     topic: str
@@ -61,18 +64,18 @@ class OutgoingMessage:
     tag: str = ""
     message_group: str = ""
     deliver_at_ms: int = 0
-    delay_ms: int = 0
+    delay: Duration = 0.0
     producer: str = ""
     deduplication_id: str = ""
-    deduplication_age_ms: int = 0
+    deduplication_age: Duration = 0.0
     response_topic: str = ""
     correlation_data: bytes = b""
     content_type: str = ""
-    expire_after_ms: int = 0
+    expire_after: Duration = 0.0
     timer_key: str = ""
 
     def __post_init__(self) -> None:
-        if self.deliver_at_ms and self.delay_ms:
+        if self.deliver_at_ms and self.delay:
             raise ValueError(BOTH_TIMES)
 
     def encoded(self) -> pb.Message:
@@ -84,14 +87,14 @@ class OutgoingMessage:
             self.tag,
             self.message_group,
             self.deliver_at_ms,
-            self.delay_ms,
+            self.delay,
             self.producer,
             self.deduplication_id,
-            self.deduplication_age_ms,
+            self.deduplication_age,
             self.response_topic,
             self.correlation_data,
             self.content_type,
-            self.expire_after_ms,
+            self.expire_after,
             self.timer_key,
         )
 
@@ -103,14 +106,14 @@ def encoded_message(
     tag: str = "",
     message_group: str = "",
     deliver_at_ms: int = 0,
-    delay_ms: int = 0,
+    delay: Duration = 0.0,
     producer: str = "",
     deduplication_id: str = "",
-    deduplication_age_ms: int = 0,
+    deduplication_age: Duration = 0.0,
     response_topic: str = "",
     correlation_data: bytes = b"",
     content_type: str = "",
-    expire_after_ms: int = 0,
+    expire_after: Duration = 0.0,
     timer_key: str = "",
 ) -> pb.Message:
     """Return a message as the protocol has it. The parameters are those of `OutgoingMessage`.
@@ -118,13 +121,16 @@ def encoded_message(
     A client that sends single messages makes no `OutgoingMessage` for each, and sets no field that has its default.
 
     Raises:
-        ValueError: Both `deliver_at_ms` and `delay_ms` are given, or a number is too large.
+        ValueError: Both `deliver_at_ms` and `delay` are given, a number is too large, or a duration is out of bounds.
         TypeError: A parameter is of another type.
     """
     if body is None:
         raise TypeError("body is None: give bytes, or b'' for a message without a body")
-    if deliver_at_ms and delay_ms:
+    if deliver_at_ms and delay:
         raise ValueError(BOTH_TIMES)
+    delay_ms = milliseconds(delay, "delay") if delay else 0
+    age_ms = milliseconds(deduplication_age, "deduplication_age") if deduplication_age else 0
+    expire_after_ms = milliseconds(expire_after, "expire_after") if expire_after else 0
     try:
         message = pb.Message(topic=topic, body=body)
         if properties:
@@ -139,7 +145,7 @@ def encoded_message(
             message.extras.MergeFrom(
                 pb.MessageExtras(
                     deduplication_id=deduplication_id,
-                    deduplication_age_ms=deduplication_age_ms,
+                    deduplication_age_ms=age_ms,
                     response_topic=response_topic,
                     correlation_data=correlation_data,
                     content_type=content_type,
@@ -156,17 +162,36 @@ def encoded_message(
             tag=tag,
             message_group=message_group,
             deliver_at_ms=deliver_at_ms,
-            delay_ms=delay_ms,
             producer=producer,
             deduplication_id=deduplication_id,
-            deduplication_age_ms=deduplication_age_ms,
             response_topic=response_topic,
             correlation_data=correlation_data,
             content_type=content_type,
-            expire_after_ms=expire_after_ms,
             timer_key=timer_key,
         )
         raise TypeError(f"the message can't be sent: {error}") from error
+
+
+def decoded_message(message: pb.Message) -> OutgoingMessage:
+    """Return a message of the protocol as the one that was sent."""
+    extras = message.extras
+    return OutgoingMessage(
+        topic=message.topic,
+        body=message.body,
+        properties=dict(message.properties),
+        tag=message.tag,
+        message_group=message.message_group,
+        deliver_at_ms=message.deliver_at_ms,
+        delay=message.delay_ms / 1000,
+        producer=message.producer,
+        deduplication_id=extras.deduplication_id,
+        deduplication_age=extras.deduplication_age_ms / 1000,
+        response_topic=extras.response_topic,
+        correlation_data=extras.correlation_data,
+        content_type=extras.content_type,
+        expire_after=extras.expire_after_ms / 1000,
+        timer_key=extras.timer_key,
+    )
 
 
 _BYTES, _TEXT, _NUMBER, _PAIRS = (bytes,), (str, bytes), (int,), (Mapping,)
@@ -183,9 +208,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "correlation_data": _BYTES,
     "properties": _PAIRS,
     "deliver_at_ms": _NUMBER,
-    "delay_ms": _NUMBER,
-    "deduplication_age_ms": _NUMBER,
-    "expire_after_ms": _NUMBER,
 }
 """The types of the fields of a message that are no text, by which an error says what is wrong."""
 

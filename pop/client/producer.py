@@ -15,6 +15,7 @@ from types import TracebackType
 
 from penstock.pop.client import answers
 from penstock.pop.client.batcher import CLOSED, Batcher, runs_by_topic
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.tracing import Tracing
@@ -61,7 +62,7 @@ class Producer:
                 await producer.post(OutgoingMessage(topic="plant/1/temperature", body=reading))
         # Here all of them are durable.
 
-    Messages leave in the order of the calls, one batch at a time. While a batch is under way, the next one gathers; `linger_ms`
+    Messages leave in the order of the calls, one batch at a time. While a batch is under way, the next one gathers; `linger`
     lets it gather for longer. What is not answered yet is bounded in messages and bytes: at the bound, `send` and `post` wait.
 
     Each message gets a deduplication id unless it has one. So the producer sends a batch again when the node did not answer,
@@ -70,49 +71,44 @@ class Producer:
 
     Parameters:
         send: Performs one call of `Send`. It gets a request and raises PopError.
-        timeout_ms: Timeout of one call in ms.
+        timeout: Timeout of one call, in seconds or as a timedelta, like all durations here.
         idempotent: Give each message without a deduplication id one.
-        linger_ms: How long a batch that is not full waits for more messages, in ms. 0: it leaves in the next turn of the loop.
+        linger: How long a batch that is not full waits for more messages. 0: it leaves in the next turn of the loop.
         batch_max: Maximum number of messages in a batch, up to 10,000.
         batch_bytes_max: Maximum size of a batch in bytes. A larger message goes alone.
         buffer_max: Maximum number of messages that have no answer yet.
         buffer_bytes_max: Maximum number of bytes of these messages. A larger message waits until there is no other.
-        retry_ms: How long a message is sent again after its first try, in ms. It should be shorter than the node's
+        retry_timeout: How long a message is sent again after its first try. It should be shorter than the node's
             `pop.deduplication_ms`.
         tracing: Makes the span of each message, if there is one.
 
     Raises:
-        ValueError: A number is out of bounds.
+        TypeError, ValueError: A number or a duration is out of bounds.
     """
 
     def __init__(
         self,
         send: Callable[[pb.SendRequest], Awaitable[pb.SendResponse]],
         *,
-        timeout_ms: int,
+        timeout: Duration,
         idempotent: bool = True,
-        linger_ms: float = 0,
+        linger: Duration = 0.0,
         batch_max: int = 1_000,
         batch_bytes_max: int = 1024 * 1024,
         buffer_max: int = 10_000,
         buffer_bytes_max: int = 32 * 1024 * 1024,
-        retry_ms: int = 120_000,
+        retry_timeout: Duration = 120.0,
         tracing: Tracing | None = None,
     ) -> None:
-        if (
-            not 1 <= batch_max <= 10_000
-            or min(batch_bytes_max, buffer_max, buffer_bytes_max) < 1
-            or min(linger_ms, retry_ms) < 0
-        ):
+        if not 1 <= batch_max <= 10_000 or min(batch_bytes_max, buffer_max, buffer_bytes_max) < 1:
             raise ValueError(
-                "batch_max must be from 1 to 10,000, batch_bytes_max, buffer_max and buffer_bytes_max at least 1, linger_ms "
-                f"and retry_ms at least 0, not {batch_max}, {batch_bytes_max}, {buffer_max}, {buffer_bytes_max}, {linger_ms} "
-                f"and {retry_ms}"
+                "batch_max must be from 1 to 10,000, batch_bytes_max, buffer_max and buffer_bytes_max at least 1, not "
+                f"{batch_max}, {batch_bytes_max}, {buffer_max} and {buffer_bytes_max}"
             )
         self._send_request = send
         self._tracing = tracing
-        self._timeout_s = timeout_ms / 1000
-        self._retry_s = retry_ms / 1000
+        self._timeout_s = seconds(timeout, "timeout")
+        self._retry_s = seconds(retry_timeout, "retry_timeout")
         self._id_prefix = secrets.token_hex(8) if idempotent else ""
         self._id_number = 0
         self._buffer_max = buffer_max
@@ -122,7 +118,7 @@ class Producer:
             count_max=batch_max,
             size_max=batch_bytes_max,
             size_of=lambda sending: sending.size,
-            linger_s=linger_ms / 1000,
+            linger_s=seconds(linger, "linger"),
         )
         self._unanswered = 0
         self._unanswered_bytes = 0
@@ -170,7 +166,7 @@ class Producer:
             SendOutcomeUnknown: The node did not answer, and the message may be stored. It has no deduplication id, or the time
                 for further tries is over.
             StatusError: The node refused this message. The others of its batch are not concerned.
-            Overloaded: The node refused the batch for `retry_ms`. The message is not stored.
+            Overloaded: The node refused the batch for `retry_timeout`. The message is not stored.
             ClientClosed: The producer or its client was closed.
         """
         message = OutgoingMessage(
@@ -245,10 +241,10 @@ class Producer:
             if not room.done():
                 room.set_exception(ClientClosed(CLOSED))
 
-    async def abort(self, within_s: float) -> None:
-        """Accept no more messages, and fail those without an answer after `within_s` seconds. For the client that closes."""
+    async def abort(self, within: Duration) -> None:
+        """Accept no more messages, and fail those without an answer after `within`. For the client that closes."""
         self._refuse_more()
-        await self._batches.close(within_s)
+        await self._batches.close(seconds(within, "within"))
 
     # --- the buffer -------------------------------------------------------------------------------------------------
 
@@ -352,7 +348,7 @@ class Producer:
 
 def _unknown(sending: _Sending, error: NodeUnavailable) -> SendOutcomeUnknown:
     if sending.is_repeatable:
-        return SendOutcomeUnknown(f"{error}; the message may be stored, and the time for further tries is over (retry_ms)")
+        return SendOutcomeUnknown(f"{error}; the message may be stored, and the time for further tries is over (retry_timeout)")
     return SendOutcomeUnknown(
         f"{error}; the message may be stored, and has no deduplication id with which it could be sent again"
     )

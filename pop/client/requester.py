@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -23,8 +22,8 @@ logger = logging.getLogger("penstock.client")
 INBOXES = "replies"
 """First level of the topics to which replies go. A client gets those to `replies/INBOX`, as the group `replies-INBOX`."""
 
-REPLY_INVISIBLE_MS = 5_000
-"""Invisible time of replies in ms. It is short, because a reply that gets lost on its way to the client comes after it."""
+REPLY_INVISIBLE_S = 5.0
+"""Invisible time of replies in seconds. It is short, because a reply that gets lost on its way to the client comes after it."""
 
 
 class ReplyMessages(Protocol):
@@ -45,7 +44,7 @@ class Requester:
         groups: Creates and deletes the group of the inbox.
         send: Sends a message.
         consume: Returns the messages of a topic filter and group.
-        timeout_ms: Timeout of one call in ms.
+        timeout_s: Timeout of one call in seconds.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Requester:
         groups: GroupCalls,
         send: Callable[[OutgoingMessage], Awaitable[SendReceipt]],
         consume: Callable[[str, str], ReplyMessages],
-        timeout_ms: int,
+        timeout_s: float,
     ) -> None:
         self._is_own = not inbox
         inbox = inbox or secrets.token_hex(8)
@@ -64,7 +63,7 @@ class Requester:
         self._groups = groups
         self._send = send
         self._consume = consume
-        self._timeout_ms = timeout_ms
+        self._timeout_s = timeout_s
         self._open: dict[bytes, asyncio.Future[ReceivedMessage]] = {}
         """The requests that wait for their replies, by correlation data."""
         self._opening = asyncio.Lock()
@@ -130,10 +129,10 @@ class Requester:
             try:
                 await self._open_inbox()
                 now_s = loop.time()
-                age_ms = 0 if first_s is None else math.ceil((now_s - first_s) * 1000) + self._timeout_ms
+                age_s = 0.0 if first_s is None else now_s - first_s + self._timeout_s
                 first_s = now_s if first_s is None else first_s
-                left_ms = max(math.ceil((deadline_s - now_s) * 1000), 1)
-                await self._send(replace(message, expire_after_ms=left_ms, deduplication_age_ms=age_ms))
+                left_s = max(deadline_s - now_s, 0.001)
+                await self._send(replace(message, expire_after=left_s, deduplication_age=age_s))
                 return
             except (NodeUnavailable, Overloaded):
                 await asyncio.sleep(delays.next_s())

@@ -7,7 +7,9 @@ from itertools import count
 from secrets import token_hex
 from typing import Literal, TypedDict
 
+from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.client.outgoing import OutgoingMessage
+from penstock.pop.client.results import GroupSettings
 from penstock.pop.proto import pop_pb2 as pb
 
 End = Literal["earliest", "latest"]
@@ -78,8 +80,8 @@ def pop(
     topic_filter: str,
     group: str,
     messages_max: int,
-    invisible_ms: int,
-    wait_ms: int,
+    invisible: Duration,
+    wait: Duration,
     start: Start,
     attempt_id: str = "",
     acks: Iterable[str] = (),
@@ -90,8 +92,8 @@ def pop(
         group=group,
         filter=topic_filter,
         messages_max=messages_max,
-        invisible_ms=invisible_ms,
-        wait_ms=wait_ms,
+        invisible_ms=milliseconds(invisible, "invisible"),
+        wait_ms=milliseconds(wait, "wait"),
         attempt_id=attempt_id,
         acks=handle_list(acks) if acks else (),
         in_order_max=in_order_max,
@@ -100,7 +102,7 @@ def pop(
 
 
 def consume(
-    topic_filter: str, group: str, credits: int, batch: int, invisible_ms: int, start: Start, give_back: bool
+    topic_filter: str, group: str, credits: int, batch: int, invisible: Duration, start: Start, give_back: bool
 ) -> pb.ConsumeOpen:
     """Return the first request of a stream."""
     return pb.ConsumeOpen(
@@ -108,7 +110,7 @@ def consume(
         filter=topic_filter,
         credits=credits,
         batch_max=batch,
-        invisible_ms=invisible_ms,
+        invisible_ms=milliseconds(invisible, "invisible"),
         give_back=give_back,
         **_start_fields(start),
     )
@@ -138,9 +140,9 @@ def end_transaction(handle: str, commit: bool) -> pb.EndTransactionsRequest:
     return pb.EndTransactionsRequest(ends=[pb.TransactionEnd(transaction_handle=handle, commit=commit)])
 
 
-def poll_transactions(producer: str, wait_ms: int) -> pb.PollTransactionsRequest:
+def poll_transactions(producer: str, wait: Duration) -> pb.PollTransactionsRequest:
     """Return the request for transactions whose outcome the node wants to know."""
-    return pb.PollTransactionsRequest(producer=producer, wait_ms=wait_ms)
+    return pb.PollTransactionsRequest(producer=producer, wait_ms=milliseconds(wait, "wait"))
 
 
 def list_transactions(producer: str, after: str, limit: int) -> pb.ListTransactionsRequest:
@@ -151,14 +153,15 @@ def list_transactions(producer: str, after: str, limit: int) -> pb.ListTransacti
 # --- groups and dead letters ----------------------------------------------------------------------------------------
 
 
-def create_group(group: str, topic_filter: str, start: Start, settings: pb.GroupSettings | None) -> pb.CreateGroupRequest:
+def create_group(group: str, topic_filter: str, start: Start, settings: GroupSettings | None) -> pb.CreateGroupRequest:
     """Return the request that creates a group."""
-    return pb.CreateGroupRequest(group=group, filter=topic_filter, settings=settings, **_start_fields(start))
+    encoded = settings.encoded() if settings is not None else None
+    return pb.CreateGroupRequest(group=group, filter=topic_filter, settings=encoded, **_start_fields(start))
 
 
-def update_group(group: str, topic_filter: str, settings: pb.GroupSettings) -> pb.UpdateGroupRequest:
+def update_group(group: str, topic_filter: str, settings: GroupSettings) -> pb.UpdateGroupRequest:
     """Return the request that changes settings of a group."""
-    return pb.UpdateGroupRequest(group=group, filter=topic_filter, settings=settings)
+    return pb.UpdateGroupRequest(group=group, filter=topic_filter, settings=settings.encoded())
 
 
 def name_group(group: str, topic_filter: str) -> pb.GroupRequest:

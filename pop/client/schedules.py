@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.pop.client.calls import AsyncCalls, SyncCalls
-from penstock.pop.client.results import ScheduleDescription
+from penstock.pop.client.durations import Duration, milliseconds
+from penstock.pop.client.results import MISSED, MissedPolicy, ScheduleDescription
 from penstock.pop.errors import GroupExists, GroupUnknown, ScheduleExists, ScheduleUnknown
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import ScheduleServiceAsyncStub, ScheduleServiceStub
-
-MissedPolicy = Literal["skip", "once", "all", "latest"]
-"""What becomes of occurrences that were missed: `skip` sends nothing, `once` one message for all of them with the time of the
-first, `all` a message for each, and `latest` one with the time of the last."""
-
-_MISSED = {"skip": pb.SKIP, "once": pb.ONCE, "all": pb.ALL, "latest": pb.LAST}
 
 
 def _creation(
@@ -26,7 +21,7 @@ def _creation(
     topic: str,
     body: bytes,
     *,
-    every_ms: int,
+    every: Duration,
     cron: str,
     rrule: str,
     zone: str,
@@ -35,18 +30,18 @@ def _creation(
     tag: str,
     message_group: str,
     content_type: str,
-    expire_after_ms: int,
+    expire_after: Duration,
     start_ms: int,
     end_ms: int,
     count: int,
     missed: MissedPolicy,
-    grace_ms: int,
+    grace: Duration,
     replace: bool,
 ) -> pb.CreateScheduleRequest:
-    if sum(map(bool, (every_ms, cron, rrule))) != 1:
-        raise ValueError("give exactly one of every_ms, cron and rrule")
-    if missed not in _MISSED:
-        raise ValueError(f"missed is {missed!r}; use one of {', '.join(_MISSED)}")
+    if sum(map(bool, (every, cron, rrule))) != 1:
+        raise ValueError("give exactly one of every, cron and rrule")
+    if missed not in MISSED:
+        raise ValueError(f"missed is {missed!r}; use one of {', '.join(MISSED)}")
     schedule = pb.Schedule(
         name=name,
         topic=topic,
@@ -56,16 +51,16 @@ def _creation(
         tag=tag,
         message_group=message_group,
         content_type=content_type,
-        expire_after_ms=expire_after_ms,
+        expire_after_ms=milliseconds(expire_after, "expire_after"),
         zone=zone,
         start_ms=start_ms,
         end_ms=end_ms,
         count=count,
-        missed=_MISSED[missed],
-        grace_ms=grace_ms,
+        missed=MISSED[missed],
+        grace_ms=milliseconds(grace, "grace"),
     )
-    if every_ms:
-        schedule.every_ms = every_ms
+    if every:
+        schedule.every_ms = milliseconds(every, "every")
     elif cron:
         schedule.cron = cron
     else:
@@ -101,7 +96,7 @@ class ScheduleCalls:
         topic: str,
         body: bytes = b"",
         *,
-        every_ms: int = 0,
+        every: Duration = 0.0,
         cron: str = "",
         rrule: str = "",
         zone: str = "UTC",
@@ -110,12 +105,12 @@ class ScheduleCalls:
         tag: str = "",
         message_group: str = "",
         content_type: str = "",
-        expire_after_ms: int = 0,
+        expire_after: Duration = 0.0,
         start_ms: int = 0,
         end_ms: int = 0,
         count: int = 0,
         missed: MissedPolicy = "skip",
-        grace_ms: int = 0,
+        grace: Duration = 0.0,
         replace: bool = False,
     ) -> ScheduleDescription:
         """Create a schedule; return its description, with its next occurrences.
@@ -125,10 +120,11 @@ class ScheduleCalls:
 
         Args:
             name: Names the schedule on the node: 1 to 255 bytes of printable characters.
-            topic: As in `OutgoingMessage`, like `properties`, `tag`, `message_group`, `content_type` and `expire_after_ms`.
+            topic: As in `OutgoingMessage`, like `properties`, `tag`, `message_group`, `content_type` and `expire_after`.
                 Each message has the properties `schedule` and `occurrence-ms` besides.
             body: Of the messages. The whole schedule may have 64 KiB.
-            every_ms: Occur every so many ms from `start_ms` on. Give one of `every_ms`, `cron` and `rrule`.
+            every: Occur again after so long, from `start_ms` on, in seconds or as a timedelta. Give one of `every`, `cron` and
+                `rrule`.
             cron: Five fields: minute, hour, day of month, month and day of week.
             rrule: Recurrence rule of RFC 5545, with `start_ms` as its DTSTART.
             zone: Time zone of `cron` and `rrule`, by its name in the IANA database.
@@ -138,25 +134,25 @@ class ScheduleCalls:
             tag: See `topic`.
             message_group: See `topic`.
             content_type: See `topic`.
-            expire_after_ms: See `topic`.
+            expire_after: See `topic`.
             start_ms: Nothing occurs before, in ms since 1970; 0 for now.
             end_ms: Nothing occurs after; 0 for no end.
             count: The schedule ends after so many messages; 0 for no end.
             missed: What becomes of occurrences that the node could not send in time.
-            grace_ms: How late an occurrence is at least that counts as missed, in ms; 0 for one minute.
+            grace: How late an occurrence is at least that counts as missed, in seconds or as a timedelta; 0 for one minute.
             replace: Replace the schedule of this name, which begins anew, in one step.
 
         Raises:
             ScheduleExists: There is a schedule of this name, and `replace` is False.
             RequestInvalid: The rule, the zone, a time, the topic or the template is not valid, or nothing would ever occur.
             Overloaded: `timer.schedules_max` or another bound of the node is reached, or the disk is full.
-            ValueError: Not exactly one rule is given.
+            TypeError, ValueError: Not exactly one rule is given, or a duration is none.
         """
         request = _creation(
             name,
             topic,
             body,
-            every_ms=every_ms,
+            every=every,
             cron=cron,
             rrule=rrule,
             zone=zone,
@@ -165,21 +161,21 @@ class ScheduleCalls:
             tag=tag,
             message_group=message_group,
             content_type=content_type,
-            expire_after_ms=expire_after_ms,
+            expire_after=expire_after,
             start_ms=start_ms,
             end_ms=end_ms,
             count=count,
             missed=missed,
-            grace_ms=grace_ms,
+            grace=grace,
             replace=replace,
         )
         with _own_errors():
-            return await self._call(self._stub.CreateSchedule, request)
+            return ScheduleDescription(await self._call(self._stub.CreateSchedule, request))
 
     async def describe(self, name: str) -> ScheduleDescription:
         """Return a schedule, how far it has got, and its next occurrences."""
         with _own_errors():
-            return await self._call(self._stub.DescribeSchedule, pb.ScheduleRequest(name=name))
+            return ScheduleDescription(await self._call(self._stub.DescribeSchedule, pb.ScheduleRequest(name=name)))
 
     async def list(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleDescription]:
         """Return the schedules to whose topics the caller may send, by name.
@@ -193,19 +189,19 @@ class ScheduleCalls:
         request: pb.ListSchedulesRequest | None = pb.ListSchedulesRequest(prefix=prefix, after=after, schedules_max=limit)
         while request is not None:
             page = (await self._call(self._stub.ListSchedules, request)).schedules
-            found += page
+            found += map(ScheduleDescription, page)
             request = _next_page(request, page)
         return found
 
     async def pause(self, name: str) -> ScheduleDescription:
         """Send nothing until `resume`. What occurs meanwhile is not sent."""
         with _own_errors():
-            return await self._call(self._stub.PauseSchedule, pb.ScheduleRequest(name=name))
+            return ScheduleDescription(await self._call(self._stub.PauseSchedule, pb.ScheduleRequest(name=name)))
 
     async def resume(self, name: str) -> ScheduleDescription:
         """Go on with the first occurrence from now on."""
         with _own_errors():
-            return await self._call(self._stub.ResumeSchedule, pb.ScheduleRequest(name=name))
+            return ScheduleDescription(await self._call(self._stub.ResumeSchedule, pb.ScheduleRequest(name=name)))
 
     async def run(self, name: str) -> str:
         """Send a message now, besides the occurrences; return its message id. It does not count against `count`."""
@@ -231,7 +227,7 @@ class SyncScheduleCalls:
         topic: str,
         body: bytes = b"",
         *,
-        every_ms: int = 0,
+        every: Duration = 0.0,
         cron: str = "",
         rrule: str = "",
         zone: str = "UTC",
@@ -240,12 +236,12 @@ class SyncScheduleCalls:
         tag: str = "",
         message_group: str = "",
         content_type: str = "",
-        expire_after_ms: int = 0,
+        expire_after: Duration = 0.0,
         start_ms: int = 0,
         end_ms: int = 0,
         count: int = 0,
         missed: MissedPolicy = "skip",
-        grace_ms: int = 0,
+        grace: Duration = 0.0,
         replace: bool = False,
     ) -> ScheduleDescription:
         """Create a schedule, as `ScheduleCalls.create`."""
@@ -253,7 +249,7 @@ class SyncScheduleCalls:
             name,
             topic,
             body,
-            every_ms=every_ms,
+            every=every,
             cron=cron,
             rrule=rrule,
             zone=zone,
@@ -262,21 +258,21 @@ class SyncScheduleCalls:
             tag=tag,
             message_group=message_group,
             content_type=content_type,
-            expire_after_ms=expire_after_ms,
+            expire_after=expire_after,
             start_ms=start_ms,
             end_ms=end_ms,
             count=count,
             missed=missed,
-            grace_ms=grace_ms,
+            grace=grace,
             replace=replace,
         )
         with _own_errors():
-            return self._call(self._stub.CreateSchedule, request)
+            return ScheduleDescription(self._call(self._stub.CreateSchedule, request))
 
     def describe(self, name: str) -> ScheduleDescription:
         """Return a schedule, as `ScheduleCalls.describe`."""
         with _own_errors():
-            return self._call(self._stub.DescribeSchedule, pb.ScheduleRequest(name=name))
+            return ScheduleDescription(self._call(self._stub.DescribeSchedule, pb.ScheduleRequest(name=name)))
 
     def list(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleDescription]:
         """Return schedules, as `ScheduleCalls.list`."""
@@ -284,19 +280,19 @@ class SyncScheduleCalls:
         request: pb.ListSchedulesRequest | None = pb.ListSchedulesRequest(prefix=prefix, after=after, schedules_max=limit)
         while request is not None:
             page = self._call(self._stub.ListSchedules, request).schedules
-            found += page
+            found += map(ScheduleDescription, page)
             request = _next_page(request, page)
         return found
 
     def pause(self, name: str) -> ScheduleDescription:
         """Send nothing until `resume`, as `ScheduleCalls.pause`."""
         with _own_errors():
-            return self._call(self._stub.PauseSchedule, pb.ScheduleRequest(name=name))
+            return ScheduleDescription(self._call(self._stub.PauseSchedule, pb.ScheduleRequest(name=name)))
 
     def resume(self, name: str) -> ScheduleDescription:
         """Go on, as `ScheduleCalls.resume`."""
         with _own_errors():
-            return self._call(self._stub.ResumeSchedule, pb.ScheduleRequest(name=name))
+            return ScheduleDescription(self._call(self._stub.ResumeSchedule, pb.ScheduleRequest(name=name)))
 
     def run(self, name: str) -> str:
         """Send a message now, as `ScheduleCalls.run`."""
@@ -309,7 +305,7 @@ class SyncScheduleCalls:
             self._call(self._stub.DeleteSchedule, pb.ScheduleRequest(name=name))
 
 
-def _next_page(request: pb.ListSchedulesRequest, page: Sequence[ScheduleDescription]) -> pb.ListSchedulesRequest | None:
+def _next_page(request: pb.ListSchedulesRequest, page: Sequence[pb.ScheduleDescription]) -> pb.ListSchedulesRequest | None:
     """Return the request for the page after one, which may have fewer schedules than it could; None if there is none."""
     missing = request.schedules_max - len(page)
     if not page or missing <= 0:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import grpc.aio
 
+from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.statuses import UNREACHED, error_of_call
@@ -55,15 +56,21 @@ class StreamMessage(ReceivedMessage):
         self._stream.note(self, "ack")
         self._stream.ack(self.handle)
 
-    def nack(self, *, delay_ms: int = 0) -> None:
-        """Return the message after `delay_ms` as a failed attempt. The group's back-off, if any, is added to the delay."""
-        self._stream.note(self, "nack")
-        self._stream.change(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
+    def nack(self, *, delay: Duration = 0.0) -> None:
+        """Return the message as a failed attempt after `delay`, in seconds or as a timedelta, and the group's back-off.
 
-    def suspend(self, delay_ms: int = 0) -> None:
-        """Return the message after `delay_ms` without counting this delivery as an attempt."""
+        Raises:
+            TypeError, ValueError: The delay is no duration.
+        """
+        change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), nack=True)
+        self._stream.note(self, "nack")
+        self._stream.change(change)
+
+    def suspend(self, delay: Duration = 0.0) -> None:
+        """Return the message after `delay`, as `nack`, without counting this delivery as an attempt. Raises as `nack`."""
+        change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), suspend=True)
         self._stream.note(self, "suspend")
-        self._stream.change(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
+        self._stream.change(change)
 
 
 class StreamConsumer:

@@ -14,6 +14,7 @@ from penstock.pop.client.batcher import CLOSED
 from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.channel import sync_channel
 from penstock.pop.client.deadletters import SyncDeadLetterCalls
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.groups import SyncGroupCalls
 from penstock.pop.client.health import is_serving_sync
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
@@ -48,32 +49,32 @@ class SyncClient:
     Parameters:
         target: `HOST:PORT` of the node's gRPC listener. None: that of `PENSTOCK_TARGET`, else of the current context, else
             `127.0.0.1:8081`.
-        timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
+        timeout: Timeout of one call, in seconds or as a timedelta, including the wait until the node can be reached.
         security: TLS and token. None: those of the environment, see `Security`.
         inbox: As for `Client`.
         tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
 
     Raises:
-        TypeError, ValueError: The target is no address, the timeout is not above 0, or an argument has another type.
+        TypeError, ValueError: The target is no address, the timeout is no duration, or 0, or an argument has another type.
     """
 
     def __init__(
         self,
         target: str | None = None,
         *,
-        timeout_ms: int = 10_000,
+        timeout: Duration = 10.0,
         security: Security | None = None,
         inbox: str = "",
         tracing: Tracing | None = None,
     ) -> None:
         target, security = node_of(target, security)
-        self._target, self._timeout_ms, self._security, self._inbox = target, timeout_ms, security, inbox
+        self._target, self._timeout, self._security, self._inbox = target, timeout, security, inbox
         self._tracing = tracing
         self._lock = threading.Lock()
         self._background: BackgroundClient | None = None
         """Serves producers and requests. Made under the lock, for the first of them."""
         self._channel = sync_channel(target, security)
-        self._call = SyncCalls(timeout_ms / 1000, security.metadata)
+        self._call = SyncCalls(timeout, security.metadata)
         self._call.why_unanswered = partial(why_unanswered_sync, self._channel, target)
         self._stub = PopServiceStub(self._channel)
         group_stub = GroupServiceStub(self._channel)
@@ -103,10 +104,10 @@ class SyncClient:
             background.close()
         self._channel.close()
 
-    def is_serving(self, timeout: float = 5.0) -> bool:
-        """Return whether the node answers a health check within `timeout` seconds, and takes calls."""
+    def is_serving(self, timeout: Duration = 5.0) -> bool:
+        """Return whether the node answers a health check within `timeout`, and takes calls, as `Client.is_serving`."""
         self.check_open()
-        return is_serving_sync(self._channel, timeout)
+        return is_serving_sync(self._channel, seconds(timeout, "timeout"))
 
     def check_reachable(self) -> None:
         """Check that the node can be reached now. Other calls wait for a node that can't.
@@ -134,12 +135,12 @@ class SyncClient:
         tag: str = "",
         message_group: str = "",
         deliver_at_ms: int = 0,
-        delay_ms: int = 0,
+        delay: Duration = 0.0,
         deduplication_id: str = "",
         response_topic: str = "",
         correlation_data: bytes = b"",
         content_type: str = "",
-        expire_after_ms: int = 0,
+        expire_after: Duration = 0.0,
         timer_key: str = "",
     ) -> SendReceipt:
         """Send a message; return when it is durable, as `Client.send`."""
@@ -150,12 +151,12 @@ class SyncClient:
             tag=tag,
             message_group=message_group,
             deliver_at_ms=deliver_at_ms,
-            delay_ms=delay_ms,
+            delay=delay,
             deduplication_id=deduplication_id,
             response_topic=response_topic,
             correlation_data=correlation_data,
             content_type=content_type,
-            expire_after_ms=expire_after_ms,
+            expire_after=expire_after,
             timer_key=timer_key,
         )
         return self._send_one(message)
@@ -179,12 +180,12 @@ class SyncClient:
         self,
         *,
         idempotent: bool = True,
-        linger_ms: float = 0,
+        linger: Duration = 0.0,
         batch_max: int = 1_000,
         batch_bytes_max: int = 1024 * 1024,
         buffer_max: int = 10_000,
         buffer_bytes_max: int = 32 * 1024 * 1024,
-        retry_ms: int = 120_000,
+        retry_timeout: Duration = 120.0,
     ) -> SyncProducer:
         """Return a producer on a thread of its own. `Producer` documents the arguments."""
         background = self._in_background()
@@ -192,12 +193,12 @@ class SyncClient:
         async def made() -> Producer:
             return background.client.producer(
                 idempotent=idempotent,
-                linger_ms=linger_ms,
+                linger=linger,
                 batch_max=batch_max,
                 batch_bytes_max=batch_bytes_max,
                 buffer_max=buffer_max,
                 buffer_bytes_max=buffer_bytes_max,
-                retry_ms=retry_ms,
+                retry_timeout=retry_timeout,
             )
 
         return SyncProducer(background, background.run(made()))
@@ -209,7 +210,7 @@ class SyncClient:
             if self._background is None:
                 self._background = BackgroundClient(
                     self._target,
-                    timeout_ms=self._timeout_ms,
+                    timeout=self._timeout,
                     security=self._security,
                     inbox=self._inbox,
                     tracing=self._tracing,
@@ -225,7 +226,7 @@ class SyncClient:
         topic: str,
         body: bytes = b"",
         *,
-        timeout: float,
+        timeout: Duration,
         properties: Mapping[str, str] | None = None,
         content_type: str = "",
     ) -> ReceivedMessage:
@@ -260,21 +261,21 @@ class SyncClient:
         *,
         group: str,
         messages_max: int = 0,
-        invisible_ms: int = 0,
-        wait_ms: int = 0,
+        invisible: Duration = 0.0,
+        wait: Duration = 0.0,
         start: Start = "earliest",
         attempt_id: str = "",
         acks: Iterable[str] = (),
         in_order_max: int = 1,
     ) -> PoppedMessages[SyncMessage]:
         """Return the next visible messages of a group, possibly none, as `Client.pop`."""
-        request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks, in_order_max)
+        request = requests.pop(topic_filter, group, messages_max, invisible, wait, start, attempt_id, acks, in_order_max)
         began_ns = now_ns()
-        answer = self._call(self._stub.Pop, request, wait_ms)
+        answer = self._call(self._stub.Pop, request, request.wait_ms)
         refused = answers.refused_acks(request, answer)
         if answers.must_pop_again(request, answer):
             request.ClearField("acks")
-            answer = self._call(self._stub.Pop, request, wait_ms)
+            answer = self._call(self._stub.Pop, request, request.wait_ms)
         if self._tracing is not None:
             self._tracing.received(group, topic_filter, answer.messages, began_ns)
         settlements = SyncSettlements(self._call, self._stub, group, self._tracing)
@@ -286,25 +287,22 @@ class SyncClient:
         *,
         group: str,
         batch: int = 64,
-        invisible_ms: int = 0,
-        wait_ms: int = 20_000,
+        invisible: Duration = 0.0,
+        wait: Duration = 20.0,
         start: Start = "earliest",
     ) -> Iterator[SyncMessage]:
         """Return an iterator over messages without end, one pop at a time. While the node is away, it waits for it.
 
         A pop asks for as many messages as the loop takes within half the invisible time, at most `batch`. A thread returns the
         messages that the loop will not reach in time. When the iteration stops, the rest of the batch is returned. Neither
-        counts an attempt. 0 for `invisible_ms` takes the group's setting.
+        counts an attempt. 0 for `invisible` takes the group's setting.
 
         Raises:
-            ValueError: A number is out of bounds.
+            TypeError, ValueError: A number or a duration is out of bounds.
         """
-        if batch < 1 or invisible_ms < 0 or wait_ms < 0:
-            raise ValueError(
-                "batch must be at least 1, invisible_ms and wait_ms at least 0: "
-                f"batch is {batch}, invisible_ms {invisible_ms}, wait_ms {wait_ms}"
-            )
-        request = requests.pop(topic_filter, group, batch, invisible_ms, wait_ms, start)
+        if batch < 1:
+            raise ValueError(f"batch is {batch}: use at least 1")
+        request = requests.pop(topic_filter, group, batch, invisible, wait, start)
         return SyncConsumer(self._call, self._stub, request, self._tracing).messages()
 
     def ack(self, handles: Iterable[str], *, group: str) -> None:

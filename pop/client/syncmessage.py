@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import SyncCalls
+from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.errors import AlreadyAcked, NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
@@ -48,8 +49,9 @@ class SyncSettlements:
         """Make deliveries dead letters; return the error of each, or None."""
         return answers.errors(self._call(self._stub.DeadLetter, requests.handles(self.group, handles, reason)).statuses)
 
-    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, nack: bool = False) -> str:
-        """Move a delivery's deadline to `invisible_ms` from now; return the new handle."""
+    def change(self, handle: str, invisible: Duration, name: str, *, suspend: bool = False, nack: bool = False) -> str:
+        """Move a delivery's deadline to `invisible` from now; return the new handle. `name` names that parameter in errors."""
+        invisible_ms = milliseconds(invisible, name)
         change = pb.InvisibleChange(handle=handle, invisible_ms=invisible_ms, suspend=suspend, nack=nack)
         answer = self._call(self._stub.ChangeInvisible, requests.change_invisible(self.group, [change]))
         return answers.only(answers.new_handles(answer))
@@ -80,19 +82,19 @@ class SyncMessage(ReceivedMessage):
         with self._settling("ack"):
             answers.only(self._settlements.ack([self.handle]))
 
-    def nack(self, *, delay_ms: int = 0) -> None:
+    def nack(self, *, delay: Duration = 0.0) -> None:
         """Return the message as a failed attempt, as `Message.nack`."""
         with self._settling("nack"):
-            self._settlements.change(self.handle, delay_ms, nack=True)
+            self._settlements.change(self.handle, delay, "delay", nack=True)
 
-    def suspend(self, delay_ms: int = 0) -> None:
+    def suspend(self, delay: Duration = 0.0) -> None:
         """Return the message without counting the attempt, as `Message.suspend`."""
         with self._settling("suspend"):
-            self._settlements.change(self.handle, delay_ms, suspend=True)
+            self._settlements.change(self.handle, delay, "delay", suspend=True)
 
-    def extend(self, invisible_ms: int) -> None:
+    def extend(self, invisible: Duration) -> None:
         """Move the deadline, as `Message.extend`."""
-        self.handle = self._settlements.change(self.handle, invisible_ms)
+        self.handle = self._settlements.change(self.handle, invisible, "invisible")
 
     def dead_letter(self, *, reason: str = "") -> None:
         """Make the message a dead letter of its group, as `Message.dead_letter`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import SyncCalls
+from penstock.pop.client.durations import Duration
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.results import PendingTransaction
 from penstock.pop.client.transactions import warn_of_open_outcome
@@ -93,9 +94,9 @@ class SyncTransactionCalls:
     def pending(self, producer: str = "", *, after: str = "", limit: int = 1_000) -> list[PendingTransaction]:
         """Return pending transactions, as `TransactionCalls.pending`."""
         answer = self._call(self._stub.ListTransactions, requests.list_transactions(producer, after, limit))
-        return list(answer.transactions)
+        return answers.transactions(answer)
 
-    def poll(self, producer: str, *, wait_ms: int = 0) -> list[PendingTransaction]:
+    def poll(self, producer: str, *, wait: Duration = 0.0) -> list[PendingTransaction]:
         """Return the transactions whose outcome the node wants to know, as `TransactionCalls.poll`."""
-        request = requests.poll_transactions(producer, wait_ms)
-        return list(self._call(self._stub.PollTransactions, request, wait_ms).transactions)
+        request = requests.poll_transactions(producer, wait)
+        return answers.transactions(self._call(self._stub.PollTransactions, request, request.wait_ms))

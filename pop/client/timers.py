@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from penstock.pop.client import answers
 from penstock.pop.client.calls import AsyncCalls, SyncCalls
+from penstock.pop.client.durations import Duration, milliseconds
+from penstock.pop.client.outgoing import BOTH_TIMES
 from penstock.pop.client.results import Timer, TimerCounts, TimersPage
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -19,11 +21,11 @@ def _name(recall_handle: str, topic: str, key: str) -> pb.TimerName:
     return pb.TimerName(recall_handle=recall_handle, topic=topic, key=key)
 
 
-def _change(recall_handle: str, topic: str, key: str, deliver_at_ms: int, delay_ms: int) -> pb.RescheduleTimerRequest:
-    if deliver_at_ms and delay_ms:
-        raise ValueError("give deliver_at_ms or delay_ms, not both")
+def _change(recall_handle: str, topic: str, key: str, deliver_at_ms: int, delay: Duration) -> pb.RescheduleTimerRequest:
+    if deliver_at_ms and delay:
+        raise ValueError(BOTH_TIMES)
     name = _name(recall_handle, topic, key)
-    return pb.RescheduleTimerRequest(name=name, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms)
+    return pb.RescheduleTimerRequest(name=name, deliver_at_ms=deliver_at_ms, delay_ms=milliseconds(delay, "delay"))
 
 
 def _found(timer: Timer) -> Timer:
@@ -86,7 +88,7 @@ class TimerCalls:
         answers.only(answers.errors([status]))
 
     async def reschedule(
-        self, recall_handle: str = "", *, topic: str = "", key: str = "", deliver_at_ms: int = 0, delay_ms: int = 0
+        self, recall_handle: str = "", *, topic: str = "", key: str = "", deliver_at_ms: int = 0, delay: Duration = 0.0
     ) -> Timer:
         """Let a pending message be delivered at another time, in one step; return it with its new handle and id.
 
@@ -95,12 +97,13 @@ class TimerCalls:
             topic: See above.
             key: See above.
             deliver_at_ms: Delivery time in ms since 1970. A time in the past: deliver at once.
-            delay_ms: Delay in ms from when the node gets the call, instead of `deliver_at_ms`.
+            delay: Delay from when the node gets the call, in seconds or as a timedelta, instead of `deliver_at_ms`.
 
         Raises:
             RequestInvalid: The time is negative or too far away, or the message would expire before.
+            TypeError, ValueError: The delay is no duration, or both are given.
         """
-        request = _change(recall_handle, topic, key, deliver_at_ms, delay_ms)
+        request = _change(recall_handle, topic, key, deliver_at_ms, delay)
         return _found(await self._call(self._stub.RescheduleTimer, request))
 
     async def list(
@@ -201,10 +204,10 @@ class SyncTimerCalls:
         answers.only(answers.errors([self._call(self._stub.CancelTimer, _name(recall_handle, topic, key))]))
 
     def reschedule(
-        self, recall_handle: str = "", *, topic: str = "", key: str = "", deliver_at_ms: int = 0, delay_ms: int = 0
+        self, recall_handle: str = "", *, topic: str = "", key: str = "", deliver_at_ms: int = 0, delay: Duration = 0.0
     ) -> Timer:
         """Let a pending message be delivered at another time, as `TimerCalls.reschedule`."""
-        request = _change(recall_handle, topic, key, deliver_at_ms, delay_ms)
+        request = _change(recall_handle, topic, key, deliver_at_ms, delay)
         return _found(self._call(self._stub.RescheduleTimer, request))
 
     def list(

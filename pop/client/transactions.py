@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import AsyncCalls
+from penstock.pop.client.durations import Duration
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.results import PendingTransaction
 from penstock.pop.client.retrydelays import RetryDelays
@@ -146,25 +147,31 @@ class TransactionCalls:
             limit: Maximum number of transactions, 1 to 1,000.
         """
         answer = await self._call(self._stub.ListTransactions, requests.list_transactions(producer, after, limit))
-        return list(answer.transactions)
+        return answers.transactions(answer)
 
-    async def poll(self, producer: str, *, wait_ms: int = 0) -> list[PendingTransaction]:
-        """Return the transactions of a producer whose outcome the node wants to know; wait up to `wait_ms` for the first."""
-        answer = await self._call(self._stub.PollTransactions, requests.poll_transactions(producer, wait_ms), wait_ms)
-        return list(answer.transactions)
+    async def poll(self, producer: str, *, wait: Duration = 0.0) -> list[PendingTransaction]:
+        """Return the transactions of a producer whose outcome the node wants to know.
 
-    async def answer_checks(self, producer: str, decide: TransactionChecker, *, wait_ms: int = 20_000) -> None:
+        Args:
+            producer: Name of the service.
+            wait: How long to wait for the first of them, in seconds or as a timedelta.
+        """
+        request = requests.poll_transactions(producer, wait)
+        answer = await self._call(self._stub.PollTransactions, request, request.wait_ms)
+        return answers.transactions(answer)
+
+    async def answer_checks(self, producer: str, decide: TransactionChecker, *, wait: Duration = 20.0) -> None:
         """Answer the node's questions for the outcome of a producer's transactions, until the task is cancelled.
 
         Args:
             producer: Name of the service.
             decide: Looks the outcome up, usually in the service's database.
-            wait_ms: How long one poll waits for a question, in ms.
+            wait: How long one poll waits for a question, in seconds or as a timedelta.
         """
         delays = RetryDelays()
         while True:
             try:
-                found = await self.poll(producer, wait_ms=wait_ms)
+                found = await self.poll(producer, wait=wait)
             except (NodeUnavailable, Overloaded):
                 await asyncio.sleep(delays.next_s())
                 continue

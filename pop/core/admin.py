@@ -11,7 +11,7 @@ import orjson
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.records import GroupRecords
-from penstock.pop.core.settings import GroupSettings, check_settings
+from penstock.pop.core.settings import ConsumerGroupSettings, check_settings
 from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
@@ -88,7 +88,7 @@ class GroupAdmin:
         return found
 
     def create(
-        self, name: str, topic_filter: str, start: Start, settings: GroupSettings, causer: Causer = NODE
+        self, name: str, topic_filter: str, start: Start, settings: ConsumerGroupSettings, causer: Causer = NODE
     ) -> ConsumerGroup:
         """Create a group, for which the causer is charged, or return the existing one if it has these settings.
 
@@ -109,7 +109,9 @@ class GroupAdmin:
             raise GroupExists(f"the group {name!r} on {topic_filter[:80]!r} exists with other settings: update it")
         return group
 
-    def update(self, name: str, topic_filter: str, change: Callable[[GroupSettings], GroupSettings]) -> list[ConsumerGroup]:
+    def update(
+        self, name: str, topic_filter: str, change: Callable[[ConsumerGroupSettings], ConsumerGroupSettings]
+    ) -> list[ConsumerGroup]:
         """Change settings. They apply to messages that are handed out, and to attempts that fail, from now on.
 
         Raises:

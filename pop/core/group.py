@@ -12,7 +12,7 @@ from penstock.pop.core.expression import Expression, compile_expression
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import FifoOrder
 from penstock.pop.core.redriven import RedrivenMessages
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.accounts import NODE_ACCOUNT
 from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
@@ -95,7 +95,7 @@ class ConsumerGroup:
         topic_filter: str,
         queue: LightQueue,
         retry: LightQueue,
-        settings: GroupSettings,
+        settings: ConsumerGroupSettings,
         options: PopOptions,
         redriven: RedrivenMessages,
         account: int = NODE_ACCOUNT,
@@ -148,7 +148,7 @@ class ConsumerGroup:
         """The order of its message groups; None if the group is not FIFO."""
         self.configure(settings, options)
 
-    def configure(self, settings: GroupSettings, options: PopOptions) -> None:
+    def configure(self, settings: ConsumerGroupSettings, options: PopOptions) -> None:
         """Apply settings, and the node's options where the settings leave something open."""
         self.settings = settings
         self.attempts_max = settings.attempts_max or options.attempts_max

@@ -12,7 +12,7 @@ from penstock.pop.core.deadletters import DeadLetters
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.names import DEAD_LETTERS
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.accounts import Resource
 from penstock.store.bodies import REFERENCE
@@ -91,7 +91,7 @@ class GroupChanges:
         group = self._groups.of_record(record)
         if group is not None:
             was_fifo = group.order is not None
-            group.configure(GroupSettings.from_row(orjson.loads(record.properties)["settings"]), self._options)
+            group.configure(ConsumerGroupSettings.from_row(orjson.loads(record.properties)["settings"]), self._options)
             if was_fifo and group.order is None:
                 self._groups.orders_deleted.add(group.id)
             self._groups.changed.add(group.id)

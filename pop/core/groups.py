@@ -11,7 +11,7 @@ import orjson
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import check_group_name, check_system_filter
 from penstock.pop.core.records import GroupRecords
-from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupUnknown, Overloaded
 from penstock.pop.options import PopOptions
@@ -83,7 +83,7 @@ class Groups:
             )
 
     def create(
-        self, name: str, topic_filter: str, start: Start, settings: GroupSettings, causer: Causer = NODE
+        self, name: str, topic_filter: str, start: Start, settings: ConsumerGroupSettings, causer: Causer = NODE
     ) -> ConsumerGroup:
         """Create a group that doesn't exist. The caller must have checked the settings. The causer is charged for it.
 
@@ -118,7 +118,7 @@ class Groups:
         self._records.append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
         return self._by_name[name, topic_filter]
 
-    def configure(self, group: ConsumerGroup, settings: GroupSettings) -> None:
+    def configure(self, group: ConsumerGroup, settings: ConsumerGroupSettings) -> None:
         """Change the settings of a group. The caller must have checked them.
 
         Raises:

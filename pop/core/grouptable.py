@@ -16,7 +16,7 @@ from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import delete_order
 from penstock.pop.core.redriven import RedrivenMessages, delete_redriven
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import LightQueue
@@ -61,7 +61,7 @@ class GroupTable:
         """Add the group that an index row describes."""
         name, topic_filter = row["name"], row["filter"]
         queue, retry = self._queues.get(row["queue"]), self._queues.get(row["retry"])
-        settings = GroupSettings.from_row(row.get("settings", {}))
+        settings = ConsumerGroupSettings.from_row(row.get("settings", {}))
         assert self._index is not None
         redriven = RedrivenMessages(group_id, self._index)
         group = ConsumerGroup(group_id, name, topic_filter, queue, retry, settings, self._options, redriven, row["account"])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from penstock.pop.backoff import Backoff, Exponential
+from penstock.pop.backoff import Backoff, ExponentialBackoff
 from penstock.pop.core.expression import EXPRESSION_BYTES_MAX, ExpressionType, compile_expression
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.options import PopOptions
@@ -27,7 +27,7 @@ LITE_CLIENTS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
+class ConsumerGroupSettings:
     """The settings of one group. None stands for the node's option of the same name.
 
     Parameters:
@@ -71,29 +71,29 @@ class GroupSettings:
     def row(self) -> dict[str, Any]:
         """Return the settings that are not at their defaults, as records contain them."""
         row = {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
-        if isinstance(self.backoff, Exponential):
+        if isinstance(self.backoff, ExponentialBackoff):
             row["backoff"] = {"min_ms": self.backoff.min_ms, "max_ms": self.backoff.max_ms, "factor": self.backoff.factor}
         return row
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> GroupSettings:
+    def from_row(cls, row: Mapping[str, Any]) -> ConsumerGroupSettings:
         """Return the settings that a row describes. Names that this version doesn't know are ignored."""
         values = {name: value for name, value in row.items() if name in _DEFAULTS}
         backoff = values.get("backoff")
         if isinstance(backoff, Mapping):
-            values["backoff"] = Exponential(**backoff)
+            values["backoff"] = ExponentialBackoff(**backoff)
         elif backoff is not None:
             values["backoff"] = tuple(backoff)
         values["lite"] = tuple((client_id, parent) for client_id, parent in values.get("lite", ()))
         return cls(**values)
 
 
-_DEFAULTS: Final[dict[str, Any]] = {field.name: field.default for field in fields(GroupSettings)}
+_DEFAULTS: Final[dict[str, Any]] = {field.name: field.default for field in fields(ConsumerGroupSettings)}
 
-DEFAULTS = GroupSettings()
+DEFAULTS = ConsumerGroupSettings()
 
 
-def check_settings(settings: GroupSettings, options: PopOptions) -> GroupSettings:
+def check_settings(settings: ConsumerGroupSettings, options: PopOptions) -> ConsumerGroupSettings:
     """Return `settings` if they are valid.
 
     Raises:
@@ -104,7 +104,7 @@ def check_settings(settings: GroupSettings, options: PopOptions) -> GroupSetting
     _check("invisible_ms", settings.invisible_ms, 1, options.invisible_ms_max)
     _check("in_flight_max", settings.in_flight_max, 1, IN_FLIGHT_MAX)
     backoff = settings.backoff
-    if isinstance(backoff, Exponential):
+    if isinstance(backoff, ExponentialBackoff):
         _check("backoff.min_ms", backoff.min_ms, 0, BACKOFF_MS_MAX)
         _check("backoff.max_ms", backoff.max_ms, backoff.min_ms, BACKOFF_MS_MAX)
         if not 1.0 <= backoff.factor <= 100.0:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from penstock.pop.access.auditedcall import change_noted
 from penstock.pop.access.caller import causer_of_call
-from penstock.pop.backoff import Backoff, Exponential
+from penstock.pop.backoff import Backoff, ExponentialBackoff
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.redrive import DEAD_LETTERS_MAX
-from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, end_of, position_of, start_of
@@ -126,7 +126,7 @@ class GroupServicer:
         return pb.GroupsResponse(groups=found)
 
 
-def changed(settings: GroupSettings, request: pb.GroupSettings) -> GroupSettings:
+def changed(settings: ConsumerGroupSettings, request: pb.GroupSettings) -> ConsumerGroupSettings:
     """Return `settings` with the changes of a request. The caller must check the bounds."""
     if request.HasField("attempts_max"):
         settings = replace(settings, attempts_max=request.attempts_max or None)
@@ -156,13 +156,13 @@ def _backoff(backoff: pb.Backoff) -> Backoff:
     if backoff.list_ms:
         raise RequestInvalid("give an exponential back-off or a list, not both")
     rule = backoff.exponential
-    return Exponential(rule.min_ms, rule.max_ms, rule.factor or 2.0)
+    return ExponentialBackoff(rule.min_ms, rule.max_ms, rule.factor or 2.0)
 
 
 def _effective(group: ConsumerGroup) -> pb.GroupSettings:
     """Return the settings that apply to a group, with the node's options where nothing was set for it."""
     backoff = group.backoff
-    if isinstance(backoff, Exponential):
+    if isinstance(backoff, ExponentialBackoff):
         rule = pb.Backoff(exponential=pb.Exponential(min_ms=backoff.min_ms, max_ms=backoff.max_ms, factor=backoff.factor))
     else:
         rule = pb.Backoff(list_ms=backoff)

@@ -18,7 +18,7 @@ from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.admin import GroupAdmin, ResetTo
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import Groups
-from penstock.pop.core.settings import LITE_CLIENTS_MAX, GroupSettings
+from penstock.pop.core.settings import LITE_CLIENTS_MAX, ConsumerGroupSettings
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from penstock.pop.rocketmq.status import Code, Refused
@@ -145,7 +145,7 @@ class LiteSubscriptions:
         subscriber = (client_id, parent)
         if group is None:
             self._groups.check_may_create(name, topic_filter)
-            settings = GroupSettings(lite=(subscriber,), lite_ends_ms=0)
+            settings = ConsumerGroupSettings(lite=(subscriber,), lite_ends_ms=0)
             self._groups.create(name, topic_filter, start or "earliest", settings, causer_of_call())
             return
         settings = group.settings

@@ -17,7 +17,7 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import check_attempt_id
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
@@ -148,7 +148,9 @@ class MessageReceiver:
         if group is None:
             if not self._options.groups_auto_create:
                 return self._groups.get_or_create(name, topic_filter, causer=causer_of_call())
-            settings = GroupSettings(expression=wanted[0], expression_type=wanted[1], expression_of_consumers=wanted[0] != "*")
+            settings = ConsumerGroupSettings(
+                expression=wanted[0], expression_type=wanted[1], expression_of_consumers=wanted[0] != "*"
+            )
             group = self._admin.create(name, topic_filter, "earliest", settings, causer_of_call())
             self._expressions.note(client, group, wanted)
             return group

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.pop.backoff import Backoff, Exponential
+from penstock.pop.backoff import Backoff, ExponentialBackoff
 from penstock.pop.core.expression import ExpressionType, compile_expression
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import BACKOFF_STEPS_MAX
@@ -24,10 +24,10 @@ LITE_SUBSCRIPTIONS_MAX = 1_000
 """Maximum number of lite topics of one client and parent. Each poll of the client waits in the groups of all of them."""
 
 SEND_ATTEMPTS = 3
-SEND_BACKOFF = Exponential(min_ms=10, max_ms=1_000)
+SEND_BACKOFF = ExponentialBackoff(min_ms=10, max_ms=1_000)
 """Number of tries of a producer, and the waits between them. RocketMQ's proxy gives the same."""
 
-RETRY_BACKOFF = Exponential(min_ms=1_000, max_ms=7_200_000)
+RETRY_BACKOFF = ExponentialBackoff(min_ms=1_000, max_ms=7_200_000)
 """Back-off for consumers of a group without one. Otherwise a consumer that fails at once would use up all attempts at once."""
 
 _NO_WAIT: Backoff = (0,)
@@ -89,16 +89,16 @@ def _readable(backoff: Backoff, attempts_max: int, agent: Agent) -> Backoff:
     The Python client (5.1.2) reads only lists. The Node client (1.0.8) reads only exponential back-offs. Without one, its FIFO
     consumer makes a dead letter of a message after the first failure.
     """
-    if agent.language == "PYTHON" and isinstance(backoff, Exponential):
+    if agent.language == "PYTHON" and isinstance(backoff, ExponentialBackoff):
         return tuple(backoff.wait_ms(attempt) for attempt in range(1, min(attempts_max, BACKOFF_STEPS_MAX) + 1))
     if agent.language == "NODE_JS":
-        if not isinstance(backoff, Exponential):
-            backoff = Exponential(min(backoff), max(backoff))
+        if not isinstance(backoff, ExponentialBackoff):
+            backoff = ExponentialBackoff(min(backoff), max(backoff))
         return _in_units_of(agent, backoff)
     return backoff
 
 
-def _in_units_of(agent: Agent, backoff: Exponential) -> Exponential:
+def _in_units_of(agent: Agent, backoff: ExponentialBackoff) -> ExponentialBackoff:
     """Return a back-off in the units that a client takes it for."""
     if agent.language != "NODE_JS" or agent.version > NODE_READS_SECONDS_AS_MS:
         return backoff
@@ -113,7 +113,7 @@ def _agent_of(user_agent: Any) -> Agent:
 def policy_of(backoff: Backoff, attempts_max: int) -> Any:
     """Return a back-off as the protocol writes it."""
     policy = pb.RetryPolicy(max_attempts=attempts_max)
-    if isinstance(backoff, Exponential):
+    if isinstance(backoff, ExponentialBackoff):
         rule = policy.exponential_backoff
         rule.initial.FromMilliseconds(backoff.min_ms)
         rule.max.FromMilliseconds(backoff.max_ms)

@@ -296,7 +296,7 @@ async def test_handles_from_before_a_backup_hold_after_a_restore_and_later_ones_
     """A restored node gives positions anew. A handle from the lost time must not settle what has got the same position."""
 
     async def pop(client: Client) -> str:
-        popped = await client.pop(TOPIC, group="billing", messages_max=1, invisible_ms=3_600_000, wait_ms=5_000)
+        popped = await client.pop(TOPIC, group="billing", messages_max=1, invisible=3_600.0, wait=5.0)
         return popped[0].handle
 
     async with running(data_dir) as node, Client(str(node.grpc)) as client:

@@ -58,10 +58,10 @@ async def use_everything(broker: Broker) -> None:
             await client.groups.create(name, "plant/+/order", settings=settings)
         for number in range(40):
             await client.send("plant/2/order", b"%d" % number, message_group=f"g{number % 4}")
-        await client.send("plant/2/order", b"later", delay_ms=3_600_000)
+        await client.send("plant/2/order", b"later", delay=3_600.0)
         await client.transactions.begin("plant/2/order", b"half", producer="p")
         for name in ("billing", "ordered", "failing"):
-            popped = await client.pop("plant/+/order", group=name, messages_max=10, invisible_ms=3_600_000, wait_ms=5_000)
+            popped = await client.pop("plant/+/order", group=name, messages_max=10, invisible=3_600.0, wait=5.0)
             await client.ack([message.handle for message in popped[:2]], group=name)
             await client.dead_letter([message.handle for message in popped[2:3]], group=name)
         await client.groups.create("late", "plant/+/temperature")

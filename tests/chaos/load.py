@@ -182,13 +182,13 @@ class Load:
         """Return id, topic and body of all messages that a new group gets, or at least of those that are expected."""
         found: dict[str, tuple[str, str, bytes]] = {}
         deadline = time.monotonic() + STILL_S_MAX
-        async with Client(node.addresses["pop"], timeout_ms=10_000, close_ms=1) as client:
+        async with Client(node.addresses["pop"], timeout=10.0, close_timeout=0.001) as client:
             for topic_filter in AUDITED:
                 await client.groups.create(name, topic_filter)
             missing = set(expected)
             while True:
                 for topic_filter in AUDITED:
-                    while popped := await client.pop(topic_filter, group=name, messages_max=1_000, invisible_ms=600_000):
+                    while popped := await client.pop(topic_filter, group=name, messages_max=1_000, invisible=600.0):
                         for message in popped:
                             found[message.message_id] = (message.message_id, message.topic, message.body)
                             key = key_of(message.body)

@@ -14,8 +14,8 @@ from penstock.pop.client.message import Message
 from penstock.pop.errors import AlreadyFired, BatchFailed, HandleExpired, StatusError
 from tests.chaos.ledger import Consumed, Key, Ledger, body_of
 
-TIMEOUT_MS = 5_000
-INVISIBLE_MS = 1_500
+TIMEOUT_S = 5.0
+INVISIBLE_S = 1.5
 MESSAGE_GROUPS = 4
 
 
@@ -63,7 +63,7 @@ class Services:
         self.is_careless = False
 
     async def run(self) -> None:
-        async with Client(self.address, timeout_ms=TIMEOUT_MS, close_ms=1) as client, asyncio.TaskGroup() as tasks:
+        async with Client(self.address, timeout=TIMEOUT_S, close_timeout=0.001) as client, asyncio.TaskGroup() as tasks:
             for work in (self.send, self.send_ordered, self.transact, self.delay):
                 tasks.create_task(self._again_and_again(client, work))
             tasks.create_task(self._again_and_again(client, self.redrive))
@@ -88,8 +88,8 @@ class Services:
 
     async def create_groups(self) -> None:
         """Create the groups that need settings of their own. The late group is created by its first pop."""
-        async with Client(self.address, timeout_ms=TIMEOUT_MS, close_ms=1) as client:
-            await client.groups.create("work", "mqtt/#", settings=group_settings(attempts_max=3, backoff=(50,)))
+        async with Client(self.address, timeout=TIMEOUT_S, close_timeout=0.001) as client:
+            await client.groups.create("work", "mqtt/#", settings=group_settings(attempts_max=3, backoff=(0.05,)))
             await client.groups.create("ordered", "fifo/#", settings=group_settings(fifo=True, attempts_max=1_000))
             for topic_filter in ("pop/#", "tx/#", "delay/#"):
                 await client.groups.create("rest", topic_filter, settings=group_settings(attempts_max=1_000))
@@ -159,7 +159,7 @@ class Services:
     async def consume(self, client: Client, group: str, topic_filter: str) -> None:
         """Pop once, and settle what came."""
         view = self.groups[group]
-        popped = await client.pop(topic_filter, group=group, messages_max=64, invisible_ms=INVISIBLE_MS, wait_ms=200)
+        popped = await client.pop(topic_filter, group=group, messages_max=64, invisible=INVISIBLE_S, wait=0.2)
         received_ms = now_ms()
         for message in popped:
             self.ledger.popped(view, message.topic, message.body, message.message_id, message.attempt, now_ms=received_ms)
@@ -193,11 +193,11 @@ class Services:
         choice = self.random.random()
         try:
             if choice < 0.4:
-                await message.nack(delay_ms=self.random.randint(0, 200))
+                await message.nack(delay=self.random.uniform(0, 0.2))
             elif choice < 0.6:
-                await message.extend(500)
+                await message.extend(0.5)
             elif choice < 0.8:
-                await message.suspend(self.random.randint(1, 200))
+                await message.suspend(self.random.uniform(0.001, 0.2))
             elif choice < 0.9 and message.group == "work":
                 await message.dead_letter()
         except StatusError:
@@ -205,7 +205,7 @@ class Services:
 
     async def end_transactions(self) -> None:
         """Roll back what is pending, so that a round ends with no open transaction."""
-        async with Client(self.address, timeout_ms=TIMEOUT_MS, close_ms=1) as client:
+        async with Client(self.address, timeout=TIMEOUT_S, close_timeout=0.001) as client:
             for pending in await client.transactions.pending():
                 with suppress(StatusError):  # an earlier call of its producer was under way, and has ended it now
                     await client.transactions.end(pending.transaction_handle, commit=False)

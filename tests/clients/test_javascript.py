@@ -161,7 +161,7 @@ async def test_a_message_is_extended_while_its_handler_runs_and_one_that_hangs_g
 async def test_messages_and_replies_are_sent(node: Node, client: Client) -> None:
     async with worker(node.target):
         await send(client, "send", text="21.5")
-        (message,) = await client.pop("out/#", group="out", wait_ms=15_000)
+        (message,) = await client.pop("out/#", group="out", wait=15.0)
         reply = await client.request(TOPIC, b'{"do": "ask", "value": 21}', timeout=15)
     assert (message.body, message.properties, message.tag, message.message_group) == (b"21.5", {"unit": "C"}, "t", "g")
     assert json.loads(reply.body) == {"twice": 42}
@@ -245,7 +245,7 @@ async def test_the_code_of_the_guide_does_what_it_says(node: Node, client: Clien
     sender = await asyncio.create_subprocess_exec("node", tmp_path / "send.mjs", stdout=PIPE)
     printed, _ = await asyncio.wait_for(sender.communicate(), 20)
     node.advance(61_000)
-    (order,) = await client.pop("orders/+", group="orders", wait_ms=15_000)
+    (order,) = await client.pop("orders/+", group="orders", wait=15.0)
     assert order.message_id == printed.decode().strip()
     assert (order.body, order.properties) == (b'{"placed":true}', {"level": "3"})
 

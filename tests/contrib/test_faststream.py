@@ -97,7 +97,7 @@ async def test_what_a_handler_returns_is_published_with_its_options(node: Node, 
     async with broker:
         await broker.start()
         await broker.publish(21.5, TOPIC, correlation_id="reading 7")
-        (message,) = await client.pop("bills/+", group="bills", wait_ms=60_000)
+        (message,) = await client.pop("bills/+", group="bills", wait=60.0)
     assert message.body == b'{"price":43.0}'
     assert (message.properties, message.tag, message.message_group) == ({"currency": "EUR", "rate": "2"}, "bill", "press 1")
     assert (message.content_type, message.correlation_data) == ("application/json", b"reading 7")
@@ -117,10 +117,10 @@ async def test_publishing_in_batches_with_delays_and_deduplication(node: Node, c
         await broker.client.recall(later.recall_handle)
     assert (len(receipts), again.message_id, again.repeated) == (3, first.message_id, True)
     node.group()
-    found = await client.pop(FILTER, group=GROUP, messages_max=9, wait_ms=60_000)
+    found = await client.pop(FILTER, group=GROUP, messages_max=9, wait=60.0)
     assert [message.body for message in found] == [b"1", b"2", b"3", b"once"]
     node.advance(3_700_000)
-    found = await client.pop(FILTER, group=GROUP, messages_max=9, wait_ms=60_000)
+    found = await client.pop(FILTER, group=GROUP, messages_max=9, wait=60.0)
     assert b"at" in {message.body for message in found}
 
 
@@ -218,7 +218,7 @@ async def test_a_rejected_message_is_a_dead_letter_with_the_reason(
     async with broker:
         await broker.start()
         await broker.publish(b"x", TOPIC)
-        (dead,) = await client.pop(f"$dlq/{GROUP}", group="dead", wait_ms=60_000)
+        (dead,) = await client.pop(f"$dlq/{GROUP}", group="dead", wait=60.0)
     assert dead.origin is not None
     assert (dead.body, dead.origin.detail) == (b"x", reason)
 
@@ -303,8 +303,8 @@ async def test_a_body_that_is_not_valid_is_a_dead_letter_with_the_reason(client:
         await client.send(TOPIC, b'{"celsius": 1}')
         await until(lambda: len(seen) == 2 * len(AckPolicy))
         for policy in set(AckPolicy) - {AckPolicy.ACK_FIRST}:  # It acknowledges before it looks at the body.
-            (invalid,) = await client.pop(f"$dlq/{policy.value}", group="dead", messages_max=1, wait_ms=60_000)
-            (no_json,) = await client.pop(f"$dlq/{policy.value}", group="dead", messages_max=1, wait_ms=60_000)
+            (invalid,) = await client.pop(f"$dlq/{policy.value}", group="dead", messages_max=1, wait=60.0)
+            (no_json,) = await client.pop(f"$dlq/{policy.value}", group="dead", messages_max=1, wait=60.0)
             assert invalid.origin is not None
             assert no_json.origin is not None
             for origin in (invalid.origin, no_json.origin):
@@ -330,7 +330,7 @@ async def test_a_handler_that_raises_a_validation_error_itself_fails_an_attempt(
 async def test_in_fifo_order_messages_wait_for_the_failed_one_before_them(client: Client, broker: PenstockBroker) -> None:
     seen: list[tuple[int, int]] = []
 
-    @broker.subscriber(FILTER, group=GROUP, fifo=True, max_workers=4, settings=group_settings(backoff=(5,)))
+    @broker.subscriber(FILTER, group=GROUP, fifo=True, max_workers=4, settings=group_settings(backoff=(0.005,)))
     async def bill(body: int, message: PenstockMessage) -> None:
         seen.append((body, message.raw_message.attempt))
         if body == 3 and message.raw_message.attempt == 1:
@@ -366,7 +366,7 @@ async def test_a_handler_of_batches_gets_what_waits(node: Node, client: Client, 
     async with broker:
         await broker.start()
         await until(lambda: node.core.counters.acked == 10)
-        sums = await client.pop("sums/+", group="sums", messages_max=9, wait_ms=60_000)
+        sums = await client.pop("sums/+", group="sums", messages_max=9, wait=60.0)
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [message.body for message in sums] == [b"6", b"22", b"17"]
 
@@ -444,7 +444,7 @@ async def test_in_fifo_order_the_part_of_a_batch_after_a_failed_one_waits_for_it
 ) -> None:
     seen: list[list[int]] = []
 
-    @broker.subscriber(FILTER, group=GROUP, fifo=True, batch=4, settings=group_settings(backoff=(5,)))
+    @broker.subscriber(FILTER, group=GROUP, fifo=True, batch=4, settings=group_settings(backoff=(0.005,)))
     async def bill(bodies: list[int]) -> None:
         seen.append(bodies)
         if len(seen) == 1:
@@ -525,7 +525,7 @@ async def test_a_reply_repeats_correlation_data_of_any_bytes(client: Client, bro
     async with broker:
         await broker.start()
         await client.send("questions/1", b"21", response_topic="answers/1", correlation_data=b"\xff\x00")
-        (reply,) = await client.pop("answers/+", group="answers", wait_ms=60_000)
+        (reply,) = await client.pop("answers/+", group="answers", wait=60.0)
         assert (reply.body, reply.correlation_data) == (b"42", b"\xff\x00")
         assert (await client.request("questions/2", b"4", timeout=WAIT_S_MAX)).body == b"8"
 
@@ -819,7 +819,7 @@ async def test_fastapi_s_dependencies_paths_and_requests_work_in_handlers(node: 
         assert (answer.status_code, len(answer.json())) == (200, 16)
         await until(lambda: node.core.counters.acked == 1)
         await broker.client.send(TOPIC, b'{"celsius": "hot"}')
-        (dead,) = await broker.client.pop(f"$dlq/{GROUP}", group="dead", wait_ms=60_000)
+        (dead,) = await broker.client.pop(f"$dlq/{GROUP}", group="dead", wait=60.0)
         assert dead.body == b'{"celsius": "hot"}'
     assert seen == [(Reading(celsius=21.5), "1", "night")]
 

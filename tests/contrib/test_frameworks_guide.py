@@ -52,7 +52,7 @@ async def test_the_faststream_application(
     billing = guide["billing"]
     running = asyncio.create_task(billing.app.run())
     await client.send("plant/7/temperature", b'{"celsius": 21.5}')
-    (bill,) = await client.pop("bills/+", group="bills", wait_ms=60_000)
+    (bill,) = await client.pop("bills/+", group="bills", wait=60.0)
     assert bill.body == b'{"press":"7","price":43.0,"attempt":1}'
     await until(lambda: node.core.counters.acked == 2)
     assert "21.5 plant/7/temperature" in capsys.readouterr().out
@@ -63,7 +63,7 @@ async def test_the_faststream_application(
 async def test_publishing_and_testing_with_faststream(client: Client, guide: dict[str, Any]) -> None:
     billing = guide["billing"]
     await billing.send()
-    assert [message.body for message in await client.pop("counts", group="test", wait_ms=60_000, messages_max=3)]
+    assert [message.body for message in await client.pop("counts", group="test", wait=60.0, messages_max=3)]
     await billing.test_a_reading_is_billed()
 
 

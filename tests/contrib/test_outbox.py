@@ -138,9 +138,9 @@ async def test_a_message_for_which_the_node_has_no_room_waits_and_the_others_are
     outbox, engine = TransactionalOutbox(), sa.create_engine(url)
     outbox.metadata.create_all(engine)
     async with Node(tmp_path / "data", timer=TimerOptions(pending_max=1)) as node, Client(node.target) as client:
-        first = await client.send("orders/later", b"first", delay_ms=3_600_000)
+        first = await client.send("orders/later", b"first", delay=3_600.0)
         with engine.begin() as connection:
-            connection.execute(outbox.insert(OutgoingMessage(topic="orders/later", body=b"second", delay_ms=3_600_000)))
+            connection.execute(outbox.insert(OutgoingMessage(topic="orders/later", body=b"second", delay=3_600.0)))
             connection.execute(outbox.insert(OutgoingMessage(topic=TOPIC, body=b"now")))
         assert await outbox.relay_once(client, engine) == 1
         with pytest.raises(TooManyTimers):
@@ -163,14 +163,14 @@ async def test_a_relay_waits_for_the_node(tmp_path: Path, url: str) -> None:
     await node.start()
     port = node.port
     await node.stop()
-    async with Client(f"127.0.0.1:{port}", timeout_ms=200) as client:
-        relay = asyncio.create_task(outbox.relay(client, engine, poll_s=0.01))
+    async with Client(f"127.0.0.1:{port}", timeout=0.2) as client:
+        relay = asyncio.create_task(outbox.relay(client, engine, poll_interval=0.01))
         while await asyncio.to_thread(_is_unsent, engine, outbox):  # noqa: ASYNC110 - another program writes that
             await asyncio.sleep(0.01)
         node = Node(tmp_path / "data")
         await node.start(port)
         async with Client(node.target) as other:
-            (message,) = await other.pop("orders/#", group="orders", wait_ms=60_000)
+            (message,) = await other.pop("orders/#", group="orders", wait=60.0)
         assert message.body == b"late"
         await node.until(lambda: not rows(engine, outbox))
         relay.cancel()

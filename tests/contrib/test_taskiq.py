@@ -355,7 +355,7 @@ async def test_tasks_that_run_too_long_at_a_stop_go_back_uncounted(node: Node, c
     rest: list[Message] = []
     async with asyncio.timeout(WAIT_S_MAX):
         while len(rest) < 4:
-            rest += await client.pop(TASKS, group=TASKS, messages_max=100, wait_ms=60_000)
+            rest += await client.pop(TASKS, group=TASKS, messages_max=100, wait=60.0)
     assert [message.attempt for message in rest] == [1] * 4
 
 

@@ -121,8 +121,8 @@ def call(refusal: type[PopError], work: Callable[[Client, str], Awaitable[object
     return make
 
 
-send_later = call(TooManyTimers, lambda client, _: client.send("later", BODY, delay_ms=60_000))
-create_schedule = call(Overloaded, lambda client, name: client.schedules.create(name, "often", BODY, every_ms=3_600_000))
+send_later = call(TooManyTimers, lambda client, _: client.send("later", BODY, delay=60.0))
+create_schedule = call(Overloaded, lambda client, name: client.schedules.create(name, "often", BODY, every=3_600.0))
 
 MQTT: dict[str, Make] = {
     "queues": publish("first-"),
@@ -140,7 +140,7 @@ GRPC: dict[str, Make] = {
     "groups": call(Overloaded, lambda client, name: client.groups.create(name, "a/#")),
     "delayed": send_later,
     "delayed_bytes": send_later,
-    "timer_keys": call(TooManyTimers, lambda client, name: client.send("later", BODY, delay_ms=60_000, timer_key=name)),
+    "timer_keys": call(TooManyTimers, lambda client, name: client.send("later", BODY, delay=60.0, timer_key=name)),
     "schedules": create_schedule,
     "schedules_bytes": create_schedule,
     "transactions": call(TooManyTransactions, lambda client, _: client.transactions.begin("a", BODY, producer="p")),

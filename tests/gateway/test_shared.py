@@ -24,7 +24,7 @@ from penstock.gateway.protocol.packets import NO_LOCAL, PUBACK, PUBCOMP, PUBREC,
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.pop.core.deadletters import Reason
-from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.store.accounts import Resource
 from penstock.store.errors import TopicInvalid
 from penstock.store.record import CONSUMED, EXPIRED, LAST_MEMBER_LEFT, Kind
@@ -400,7 +400,7 @@ async def test_members_get_their_messages_at_the_limit_of_waiting_pops(broker: B
     core = broker.node.pop
     monkeypatch.setattr(core.polls, "_options", replace(broker.node.config.pop, waiters_max=1))
     async with PopClient(str(broker.node.grpc)) as client:
-        waiting = asyncio.create_task(client.pop("b", group="others", wait_ms=50_000))
+        waiting = asyncio.create_task(client.pop("b", group="others", wait=50.0))
         await until(lambda: core.waiting == 1)
         one = await member(broker, "one")
         await publish(broker, b"x")
@@ -464,7 +464,7 @@ async def test_what_comes_together_with_the_end_of_the_last_member_is_acknowledg
 
 
 async def test_an_existing_group_is_joined_and_stays(broker: Broker) -> None:
-    settings = GroupSettings(attempts_max=3)
+    settings = ConsumerGroupSettings(attempts_max=3)
     await publish(broker, b"old")
     broker.node.pop.admin.create("g", "a/#", "earliest", settings)
     one = await member(broker, "one")
@@ -478,14 +478,14 @@ async def test_a_group_that_a_service_uses_outlasts_the_devices(broker: Broker, 
     one = await member(broker, "one")
     async with PopClient(str(broker.node.grpc)) as client:
         if by == "consuming":
-            assert await client.pop("a/#", group="g", wait_ms=0) == []
+            assert await client.pop("a/#", group="g", wait=0.0) == []
         else:
             await client.groups.create("g", "a/#")
         one.reset()
         await until(lambda: not broker.node.gateway.clients)
         assert group_of(broker).settings == DEFAULTS
         await publish(broker, b"x")
-        (message,) = await client.pop("a/#", group="g", wait_ms=1000)
+        (message,) = await client.pop("a/#", group="g", wait=1.0)
         await message.ack()
 
 
@@ -512,7 +512,7 @@ async def test_a_paused_group_delivers_after_it_is_resumed(broker: Broker) -> No
 
 
 async def test_members_of_a_fifo_group_get_a_topic_one_message_at_a_time(broker: Broker) -> None:
-    broker.node.pop.admin.create("g", "a/#", "latest", GroupSettings(fifo=True))
+    broker.node.pop.admin.create("g", "a/#", "latest", ConsumerGroupSettings(fifo=True))
     members = [await member(broker, name) for name in ("one", "two")]
     publisher = await broker.connect("publisher")
     for n in range(20):
@@ -588,7 +588,7 @@ async def test_members_that_vanish_lose_nothing(start_broker: StartBroker) -> No
                 await client.send(encode_acks(PUBACK, [packet[3]]))
             client.reset()
 
-    settings = GroupSettings(backoff=(1,))  # A message that its member had alone when it vanished waits for so long.
+    settings = ConsumerGroupSettings(backoff=(1,))  # A message that its member had alone when it vanished waits for so long.
     broker.node.pop.groups.create("g", "a/#", "latest", settings)
     (await member(broker, "away", about=LASTS)).reset()  # So the group exists even when all members have vanished.
     await until(lambda: "away" in broker.away())
@@ -660,7 +660,7 @@ async def test_a_message_forbidden_to_one_member_goes_to_another(start_broker: S
 
 async def test_a_message_forbidden_to_all_members_becomes_a_dead_letter(start_broker: StartBroker) -> None:
     broker = await start_broker(access=plugins(JAIL))
-    broker.node.pop.admin.create("g", "a/#", "latest", GroupSettings(attempts_max=3, backoff=(1_000,)))
+    broker.node.pop.admin.create("g", "a/#", "latest", ConsumerGroupSettings(attempts_max=3, backoff=(1_000,)))
     jailed = [await member(broker, f"jailed-{n}") for n in range(3)]
     await publish(broker, b"x", topic="a/secret")
     for attempt in (1, 2, 3):

@@ -85,7 +85,7 @@ async def test_a_device_gets_nothing_from_a_back_end_s_group(start_broker: Start
     async with pop_client(broker) as service:
         await service.pop("a/#", group="billing")
         await device.publish("a/b", b"x", 1)
-        (message,) = await service.pop("a/#", group="billing", wait_ms=5000)
+        (message,) = await service.pop("a/#", group="billing", wait=5.0)
         await message.ack()
     assert [message.body for message in [*await device.messages(), *await old_device.messages()]] == [b"x"]
 

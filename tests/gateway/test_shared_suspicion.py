@@ -8,7 +8,7 @@ from penstock.gateway.delivery.share_settlements import LOST
 from penstock.gateway.protocol.encode import encode_acks
 from penstock.gateway.protocol.packets import PUBACK, PUBLISH, PUBLISH_WITH
 from penstock.pop.core.deadletters import Reason
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from tests.gateway.lasting_sessions import leave
 from tests.gateway.share_members import LASTS, expire_deliveries, group_of, member, publish
 from tests.gateway.wire import Broker
@@ -22,7 +22,7 @@ GOOD = [b"%d" % number for number in range(31)]
 @pytest.fixture
 async def group(broker: Broker) -> None:
     """A group whose messages have three attempts, and which stays when all members are gone."""
-    settings = GroupSettings(backoff=(BACKOFF_MS,), attempts_max=ATTEMPTS_MAX)
+    settings = ConsumerGroupSettings(backoff=(BACKOFF_MS,), attempts_max=ATTEMPTS_MAX)
     broker.node.pop.groups.create("g", "a/#", "latest", settings)
     (await member(broker, "away", about=LASTS)).reset()
     await until(lambda: "away" in broker.away())

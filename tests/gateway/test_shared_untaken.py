@@ -15,7 +15,7 @@ from penstock.gateway.protocol.packets import PUBACK, PUBREL
 from penstock.gateway.protocol.properties import Property
 from penstock.pop.core.checkpoint import delivery_id
 from penstock.pop.core.deadletters import Reason
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.store.record import Kind
 from tests.gateway.brokers import StartBroker
 from tests.gateway.logins import plugins
@@ -31,7 +31,7 @@ BIG = bytes(1_000)
 
 def create_group(broker: Broker, **settings: Any) -> None:
     """Create the group of `SHARED` before its first member subscribes."""
-    broker.node.pop.groups.create("g", "a/#", "latest", GroupSettings(backoff=(BACKOFF_MS,), **settings))
+    broker.node.pop.groups.create("g", "a/#", "latest", ConsumerGroupSettings(backoff=(BACKOFF_MS,), **settings))
 
 
 def untaken(broker: Broker) -> int:
@@ -73,7 +73,7 @@ async def test_a_message_that_no_member_can_take_stays_for_a_service(broker: Bro
     assert await bodies(small) == [b"x"]
     assert group_of(broker).delayed == 2
     async with PopClient(str(broker.node.grpc)) as service:
-        waiting = asyncio.create_task(service.pop("a/#", group="g", wait_ms=50_000))
+        waiting = asyncio.create_task(service.pop("a/#", group="g", wait=50.0))
         await until(lambda: len(group_of(broker).polls) == 2)
         expire_deliveries(broker, BACKOFF_MS)  # Once more to the member, which waited first, and then to the service.
         await until(lambda: waiting.done() or untaken(broker) == 4)
@@ -135,7 +135,7 @@ async def test_a_message_that_waits_for_long_is_left_to_other_consumers_uncounte
     await until(lambda: broker.node.gateway.counters.deliveries_returned >= 3)
     await small.unsubscribe(SHARED)
     async with PopClient(str(broker.node.grpc)) as service:
-        (message,) = await service.pop("a/#", group="g", wait_ms=50_000)
+        (message,) = await service.pop("a/#", group="g", wait=50.0)
         assert (message.body, message.attempt) == (BIG, 1)
         await message.ack()
     assert untaken(broker) == 0

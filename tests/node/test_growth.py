@@ -15,7 +15,7 @@ from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.pop.core import transactions
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.index import KeySpace
 from penstock.store.options import KIB, SECOND_MS, StoreOptions
@@ -158,7 +158,7 @@ class Life:
         letters = parts.dead_letters.list("billing")
         parts.dead_letters.redrive("billing", {letter.position for letter in letters[:2]})
         name = f"group-{self.numbers}"
-        parts.admin.create(name, f"plant/{self.numbers}/#", "earliest", GroupSettings())
+        parts.admin.create(name, f"plant/{self.numbers}/#", "earliest", ConsumerGroupSettings())
         self.store.commit()
         self.count_rows()
         parts.settle_queues()

@@ -102,14 +102,14 @@ async def test_the_group_of_a_shared_subscription_is_traced_once(broker: Broker,
 async def test_a_message_over_grpc_is_sent_handed_out_and_settled(broker: Broker, collector: Collector) -> None:
     async with Client(str(broker.node.grpc)) as client:
         receipt = await client.send("a", b"21.5", properties=TRACED)
-        (message,) = await client.pop("a", group="billing", wait_ms=5_000)
+        (message,) = await client.pop("a", group="billing", wait=5.0)
         sent, delivered = await collector.spans_of("publish a", "deliver a")
         assert is_child(sent)
         assert is_child(delivered)
         assert sent.attributes["messaging.message.id"] == receipt.message_id
         assert delivered.attributes["messaging.message.delivery_attempt"] == 1
         assert message.properties == TRACED  # consumers continue at the publisher, not at the node
-        await message.extend(60_000)
+        await message.extend(60)
         await message.ack()
         (acked,) = await collector.spans_of("ack a")
         assert is_child(acked, delivered.span_id)
@@ -138,12 +138,12 @@ async def test_the_metadata_of_a_call_traces_its_messages(broker: Broker, collec
 async def test_what_does_not_end_with_an_ack_is_named(broker: Broker, collector: Collector) -> None:
     async with Client(str(broker.node.grpc)) as client:
         await client.send("a", b"x", properties=TRACED)
-        (message,) = await client.pop("a", group="billing", wait_ms=5_000)
+        (message,) = await client.pop("a", group="billing", wait=5.0)
         await message.nack()
-        (message,) = await client.pop("a", group="billing", wait_ms=5_000)
+        (message,) = await client.pop("a", group="billing", wait=5.0)
         await message.suspend()
-        (message,) = await client.pop("a", group="billing", wait_ms=5_000, invisible_ms=1)
-        (message,) = await client.pop("a", group="billing", wait_ms=5_000)
+        (message,) = await client.pop("a", group="billing", wait=5.0, invisible=0.001)
+        (message,) = await client.pop("a", group="billing", wait=5.0)
         await message.dead_letter(reason="never")
         await collector.spans_of("nack a", "suspend a", "expire a", "dead_letter a")
     assert len([span for span in collector.spans if span.name == "deliver a"]) == 4
@@ -184,7 +184,7 @@ async def test_a_delivery_after_a_kill_is_traced_by_what_the_log_has(broker: Bro
     await publish(device, "a", TRACED)
     await broker.kill()
     async with Client(str(broker.node.grpc)) as client:
-        (message,) = await client.pop("a", group="billing", wait_ms=5_000)
+        (message,) = await client.pop("a", group="billing", wait=5.0)
         await message.ack()
     delivered, _ = await collector.spans_of("deliver a", "ack a")
     assert is_child(delivered)
@@ -197,7 +197,7 @@ async def test_messages_that_nobody_samples_have_no_spans(broker: Broker, collec
         await publish(device, "a", about)
         await display.message()
     async with Client(str(broker.node.grpc)) as client:
-        messages = await client.pop("a", group="billing", wait_ms=5_000)
+        messages = await client.pop("a", group="billing", wait=5.0)
         await client.ack([message.handle for message in messages], group="billing")
     await publish(device, "b", TRACED)
     await collector.spans_of("publish b")
@@ -221,7 +221,7 @@ async def test_forgotten_deliveries_are_settled_without_a_span(tmp_path: Path, c
     async with Client(str(broker.node.grpc)) as client:
         for _ in range(5):
             await client.send("a", b"x", properties=TRACED)
-        messages = await client.pop("a", group="billing", wait_ms=5_000)
+        messages = await client.pop("a", group="billing", wait=5.0)
         await client.ack([message.handle for message in messages], group="billing")
     await broker.stop()
     names = [span.name for span in collector.spans]

@@ -19,7 +19,7 @@ async def test_a_trace_goes_from_mqtt_to_pop_and_back_and_survives_a_crash(tmp_p
     display = await broker.connect_5("display")
     await display.subscribe(("b", 1))
     async with Client(str(broker.node.grpc)) as client:
-        (message,) = await client.pop("a", group="billing", wait_ms=5_000)
+        (message,) = await client.pop("a", group="billing", wait=5.0)
         assert message.properties == TRACED
         await client.send("b", b"x", properties=message.properties)
     shown, about = await display.message_with()

@@ -169,7 +169,7 @@ async def test_a_stream_ends_with_the_token_of_its_caller_and_a_pop_that_waits_w
             with pytest.raises(NotAuthenticated):
                 await anext(aiter(messages))
         async with client(600) as lasting:
-            waiting = asyncio.create_task(lasting.pop(FILTER, group="g", wait_ms=60_000))
+            waiting = asyncio.create_task(lasting.pop(FILTER, group="g", wait=60.0))
             await node.until(lambda: any(group.polls for group in node.core.groups))
             rules.write_text('[[rule]]\nallow = "all"\ntopics = ["other/#"]\ngroups = ["*"]\n')
             node.access.reload("test")
@@ -215,7 +215,7 @@ async def test_a_banned_user_is_refused_and_its_stream_ends(node: Node) -> None:
 async def test_a_ban_of_an_address_holds_without_an_access_file(tmp_path: Path) -> None:
     async with Node(tmp_path / "data") as node, Client(node.target) as client:
         await client.send(TOPIC, b"a")
-        waiting = asyncio.create_task(client.pop("other/#", group="g", wait_ms=60_000))
+        waiting = asyncio.create_task(client.pop("other/#", group="g", wait=60.0))
         await node.until(lambda: any(group.polls for group in node.core.groups))
         async with client.stream(FILTER, group="billing") as messages:
             (await anext(aiter(messages))).ack()
@@ -254,14 +254,14 @@ async def test_a_ban_of_a_user_holds_without_an_access_file_for_callers_with_its
 
 async def test_an_operator_ends_the_calls_of_a_user_or_an_address_once(node: Node) -> None:
     async with client_of(node, "billing") as client:
-        waiting = asyncio.create_task(client.pop("plant/none", group="billing", wait_ms=60_000))
+        waiting = asyncio.create_task(client.pop("plant/none", group="billing", wait=60.0))
         await node.until(lambda: any(group.polls for group in node.core.groups))
         assert node.kick("user", "operator") == node.kick("address", "10.0.0.0/8") == node.kick("client", "") == 0
         assert node.kick("user", "billing") == 1
         with pytest.raises(NodeUnavailable, match="an operator has ended the call"):
             await waiting
         assert not any(group.polls for group in node.core.groups)
-        waiting = asyncio.create_task(client.pop("plant/none", group="billing", wait_ms=60_000))
+        waiting = asyncio.create_task(client.pop("plant/none", group="billing", wait=60.0))
         await node.until(lambda: any(group.polls for group in node.core.groups))
         assert node.kick("address", "127.0.0.1") == 1
         with pytest.raises(NodeUnavailable):
@@ -310,7 +310,7 @@ async def test_a_consumer_pops_only_by_filters_that_it_may_read(node: Node) -> N
 
 async def test_only_who_may_send_to_a_topic_recalls_its_messages_and_ends_its_transactions(node: Node) -> None:
     async with client_of(node, "billing") as client, client_of(node, "operator") as other:
-        sent = await client.send(TOPIC, b"a", delay_ms=60_000)
+        sent = await client.send(TOPIC, b"a", delay=60.0)
         assert sent.recall_handle is not None
         with pytest.raises(NotPermitted, match="operator may not send"):
             await other.recall(sent.recall_handle)
@@ -325,15 +325,15 @@ async def test_only_who_may_send_to_a_topic_recalls_its_messages_and_ends_its_tr
 
 async def test_only_who_may_send_to_a_topic_has_to_do_with_its_schedules(node: Node) -> None:
     async with client_of(node, "billing") as client, client_of(node, "operator") as other:
-        await client.schedules.create("s", TOPIC, every_ms=60_000)
+        await client.schedules.create("s", TOPIC, every=60.0)
         refused = [
-            other.schedules.create("t", TOPIC, every_ms=60_000),
+            other.schedules.create("t", TOPIC, every=60.0),
             other.schedules.describe("s"),
             other.schedules.pause("s"),
             other.schedules.resume("s"),
             other.schedules.run("s"),
             other.schedules.delete("s"),
-            client.schedules.create("s", "hr/1", every_ms=60_000, replace=True),
+            client.schedules.create("s", "hr/1", every=60.0, replace=True),
         ]
         for call in refused:
             with pytest.raises(NotPermitted, match="may not send"):
@@ -345,14 +345,14 @@ async def test_only_who_may_send_to_a_topic_has_to_do_with_its_schedules(node: N
 
 async def test_only_who_may_send_to_a_topic_finds_and_changes_its_pending_messages(node: Node) -> None:
     async with client_of(node, "billing") as client, client_of(node, "operator") as other:
-        sent = await client.send(TOPIC, b"a", delay_ms=60_000, timer_key="k")
+        sent = await client.send(TOPIC, b"a", delay=60.0, timer_key="k")
         for call in (
             other.timers.find(sent.recall_handle),
             other.timers.find(topic=TOPIC, key="k"),
             other.timers.cancel(sent.recall_handle),
             other.timers.cancel(topic=TOPIC, key="k"),
-            other.timers.reschedule(sent.recall_handle, delay_ms=1),
-            other.timers.reschedule(topic=TOPIC, key="k", delay_ms=1),
+            other.timers.reschedule(sent.recall_handle, delay=0.001),
+            other.timers.reschedule(topic=TOPIC, key="k", delay=0.001),
         ):
             with pytest.raises(NotPermitted, match="may not send"):
                 await call
@@ -392,7 +392,7 @@ async def test_a_producer_is_asked_about_the_messages_that_it_may_send_and_nobod
         assert await other.transactions.poll("shop") == []
         (asked,) = await client.transactions.poll("shop")
         assert (asked.message_id, asked.message.body) == (begun.message_id, b"half")
-        waiting = asyncio.create_task(client.transactions.poll("shop", wait_ms=60_000))
+        waiting = asyncio.create_task(client.transactions.poll("shop", wait=60.0))
         await node.until(lambda: node.transactions.waiting == 1)
         (tmp_path / "access.toml").write_text(FILE.replace('write = ["plant/#"]', 'write = ["other/#"]'))
         node.access.reload("test")
@@ -461,7 +461,7 @@ async def test_tls_and_a_client_s_certificate(tmp_path: Path, certificate: Calla
             with pytest.raises(NotAuthenticated):
                 await client.send(TOPIC, b"a")
         for security in (Security(), Security(root_certificates=roots.read_bytes())):
-            async with Client(target, security=security, timeout_ms=500) as client:
+            async with Client(target, security=security, timeout=0.5) as client:
                 with pytest.raises(NodeUnavailable):
                     await client.send(TOPIC, b"a")
     finally:
@@ -548,7 +548,7 @@ async def test_the_authority_of_clients_can_be_replaced(
     device = Security(root_certificates=roots, certificate=shown.read_bytes(), key=shown_key.read_bytes())
 
     async def send(timeout_ms: int) -> None:
-        async with Client(f"localhost:{node.port}", security=device, timeout_ms=timeout_ms) as client:
+        async with Client(f"localhost:{node.port}", security=device, timeout=timeout_ms / 1000) as client:
             await client.send(TOPIC, b"a")
 
     try:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.backoff import Exponential
+from penstock.pop.backoff import ExponentialBackoff
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE, backoff_code
@@ -36,12 +36,12 @@ def bodies(parts: Parts, messages_max: int = 100) -> list[bytes]:
 @pytest.mark.parametrize("keep_index", RESTARTS)
 def test_settings_last(parts: Parts, keep_index: bool | None) -> None:
     all_settings = {
-        "default": GroupSettings(),
-        "numbers": GroupSettings(attempts_max=3, invisible_ms=5_000, in_flight_max=7, fifo=True, paused=True),
-        "none": GroupSettings(backoff=()),
-        "steps": GroupSettings(backoff=(1_000, 5_000)),
-        "growing": GroupSettings(backoff=Exponential(100, 60_000, 1.5), expression="a || b"),
-        "sql": GroupSettings(expression="age > 3", expression_type="sql"),
+        "default": ConsumerGroupSettings(),
+        "numbers": ConsumerGroupSettings(attempts_max=3, invisible_ms=5_000, in_flight_max=7, fifo=True, paused=True),
+        "none": ConsumerGroupSettings(backoff=()),
+        "steps": ConsumerGroupSettings(backoff=(1_000, 5_000)),
+        "growing": ConsumerGroupSettings(backoff=ExponentialBackoff(100, 60_000, 1.5), expression="a || b"),
+        "sql": ConsumerGroupSettings(expression="age > 3", expression_type="sql"),
     }
     for name, settings in all_settings.items():
         parts.admin.create(name, FILTER, "earliest", settings)
@@ -60,9 +60,9 @@ def test_a_setting_out_of_bounds_is_refused_and_creates_nothing(parts: Parts) ->
         ({"in_flight_max": -1}, "in_flight_max"),
         ({"backoff": (-1,)}, "backoff"),
         ({"backoff": (1,) * 65}, "backoff"),
-        ({"backoff": Exponential(10, 5)}, "backoff.max_ms"),
-        ({"backoff": Exponential(10, 50, 0.5)}, "backoff.factor"),
-        ({"backoff": Exponential(10, 50, float("nan"))}, "backoff.factor"),
+        ({"backoff": ExponentialBackoff(10, 5)}, "backoff.max_ms"),
+        ({"backoff": ExponentialBackoff(10, 50, 0.5)}, "backoff.factor"),
+        ({"backoff": ExponentialBackoff(10, 50, float("nan"))}, "backoff.factor"),
         ({"expression": "a || "}, "empty tag"),
         ({"expression": "a >", "expression_type": "sql"}, "character 4"),
         ({"expression": "x" * 9_000}, "bytes"),
@@ -75,7 +75,7 @@ def test_a_setting_out_of_bounds_is_refused_and_creates_nothing(parts: Parts) ->
     for settings, what in wrong:
         with pytest.raises(RequestInvalid, match=what):
             parts.admin.update(GROUP, FILTER, lambda old: replace(old, **settings))  # noqa: B023 - called at once
-        assert parts.group().settings == GroupSettings(), settings
+        assert parts.group().settings == ConsumerGroupSettings(), settings
 
 
 def test_an_expression_that_is_wrong_names_the_character(parts: Parts) -> None:
@@ -123,7 +123,7 @@ def test_a_pop_creates_no_group_where_that_is_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("backoff", "waits_ms"),
-    [((), [0, 0, 0]), ((500, 2_000), [500, 2_000, 2_000]), (Exponential(1_000, 3_000), [1_000, 2_000, 3_000])],
+    [((), [0, 0, 0]), ((500, 2_000), [500, 2_000, 2_000]), (ExponentialBackoff(1_000, 3_000), [1_000, 2_000, 3_000])],
 )
 def test_a_group_s_own_back_off_holds(parts: Parts, backoff: object, waits_ms: list[int]) -> None:
     parts.create(backoff=backoff)
@@ -139,7 +139,7 @@ def test_a_group_s_own_back_off_holds(parts: Parts, backoff: object, waits_ms: l
 
 
 def test_a_back_off_grows_without_end_only_to_its_maximum() -> None:
-    assert Exponential(1_000, 60_000, 100.0).wait_ms(65_535) == 60_000
+    assert ExponentialBackoff(1_000, 60_000, 100.0).wait_ms(65_535) == 60_000
 
 
 # --- pause ------------------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_a_deleted_group_loses_its_queues_and_a_new_one_of_that_name_begins_anew
     assert after.ack(out.handle) == [AckOutcome.INVALID_HANDLE]
     after.advance(43_200_000)
     group = after.create(topic_filter="plant/+/temperature")
-    assert (group.id, group.settings) == (2, GroupSettings())
+    assert (group.id, group.settings) == (2, ConsumerGroupSettings())
     again = after.pop(topic_filter="plant/+/temperature")
     assert [(message.body, message.attempt) for message in again] == [(b"dead", 1), (b"out", 1), (b"waits", 1)]
     assert after.ack(out.handle) == [AckOutcome.INVALID_HANDLE]

@@ -83,9 +83,9 @@ class Audited:
             await client.send(TOPIC, b"a")
             (message,) = await client.pop(FILTER, group=GROUP)
             await client.dead_letter([message.handle], group=GROUP)
-            await client.schedules.create("s", TOPIC, every_ms=60_000)
-            self.recall = (await client.send(TOPIC, b"a", delay_ms=60_000, timer_key="k")).recall_handle or ""
-            self.other_recall = (await client.send(TOPIC, b"a", delay_ms=60_000)).recall_handle or ""
+            await client.schedules.create("s", TOPIC, every=60.0)
+            self.recall = (await client.send(TOPIC, b"a", delay=60.0, timer_key="k")).recall_handle or ""
+            self.other_recall = (await client.send(TOPIC, b"a", delay=60.0)).recall_handle or ""
             self.half = (await client.transactions.begin(TOPIC, b"a", producer="p")).handle
         self.lines()
 
@@ -475,7 +475,7 @@ async def test_a_change_has_one_line_when_it_was_made_and_one_when_it_failed(aud
                 for message in await client.pop(FILTER, group=GROUP):
                     await message.ack()
             elif what in ("RecallMessage", "CancelTimers"):
-                audited.recall = (await client.send(TOPIC, b"a", delay_ms=60_000)).recall_handle or ""
+                audited.recall = (await client.send(TOPIC, b"a", delay=60.0)).recall_handle or ""
         assert audited.lines() == []
         await audited.call(name, (case.request or DENIED[name].request)(audited), "owner")
         (line,) = audited.lines()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.backoff import Exponential, jittered_ms
+from penstock.pop.backoff import ExponentialBackoff, jittered_ms
 from penstock.pop.options import PopOptions
 from tests.pop.wiring import Parts
 
@@ -49,7 +49,7 @@ def test_by_default_messages_that_failed_together_return_apart(tmp_path: Path) -
 
 def test_the_waits_of_a_list_that_a_group_sets_are_exact_and_those_of_a_rule_are_spread(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "data", waits_by_default=True)
-    for name, backoff in (("listed", (1_000,)), ("ruled", Exponential(1_000, 1_000))):
+    for name, backoff in (("listed", (1_000,)), ("ruled", ExponentialBackoff(1_000, 1_000))):
         parts.create(name, backoff=backoff)
     parts.publish(*(b"%d" % number for number in range(20)))
     for name in ("listed", "ruled"):

@@ -174,8 +174,8 @@ def test_9112_a_pop_does_not_scan_messages_that_were_acknowledged_before(parts: 
 async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits(tmp_path: Path, how: str) -> None:
     async with Node(tmp_path / "data") as node, Client(node.target) as client:
         await client.send(TOPIC, b"a")
-        (message,) = await client.pop(FILTER, group=GROUP, invisible_ms=600_000)
-        poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=60_000))
+        (message,) = await client.pop(FILTER, group=GROUP, invisible=600.0)
+        poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait=60.0))
         await node.until(lambda: node.core.waiting == 1)
         if how == "nack":
             await message.nack()
@@ -187,7 +187,7 @@ async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits(tmp_path: Path, h
 
 async def test_9145_a_consumer_waits_on_no_empty_queue_while_another_has_messages(tmp_path: Path) -> None:
     async with Node(tmp_path / "data") as node, Client(node.target) as client:
-        poll = asyncio.ensure_future(client.pop("plant/#", group=GROUP, wait_ms=60_000))
+        poll = asyncio.ensure_future(client.pop("plant/#", group=GROUP, wait=60.0))
         await node.until(lambda: node.core.waiting == 1)
         await client.send("plant/never/seen/before", b"a")
         assert len(await poll) == 1, "a poll that did not wake would end without a message"
@@ -315,7 +315,7 @@ async def test_9253_what_never_reached_its_consumer_is_visible_at_once_and_uncou
         async with Client(node.target) as client:
             seen: list[bytes] = []
             while len(seen) < 20:
-                messages = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+                messages = await client.pop(FILTER, group=GROUP, wait=60.0)
                 assert messages
                 assert {message.attempt for message in messages} == {1}
                 seen += [message.body for message in messages]

@@ -82,10 +82,10 @@ async def test_each_service_has_its_delayed_messages(tmp_path: Path) -> None:
         client_of(node, "flooder") as flooder,
         client_of(node, "honest") as honest,
     ):
-        await flooder.send("a", b"x", delay_ms=60_000)
+        await flooder.send("a", b"x", delay=60.0)
         with pytest.raises(TooManyTimers, match=r"quotas\.limits"):
-            await flooder.send("a", b"x", delay_ms=60_000)
-        await honest.send("a", b"x", delay_ms=60_000)
+            await flooder.send("a", b"x", delay=60.0)
+        await honest.send("a", b"x", delay=60.0)
         half = await flooder.transactions.begin("a", b"x", producer="flooder")
         with pytest.raises(TooManyTransactions, match=r"quotas\.limits"):
             await flooder.transactions.begin("a", b"x", producer="flooder")
@@ -99,19 +99,19 @@ async def test_each_service_has_its_keys_of_delayed_messages(tmp_path: Path) -> 
         client_of(node, "flooder") as flooder,
         client_of(node, "honest") as honest,
     ):
-        sent = await flooder.send("a", b"x", delay_ms=60_000, timer_key="one")
+        sent = await flooder.send("a", b"x", delay=60.0, timer_key="one")
         with pytest.raises(TooManyTimers, match=r"'flooder' holds 1 pending messages with a key.*quotas\.limits"):
-            await flooder.send("a", b"x", delay_ms=60_000, timer_key="two")
-        await flooder.send("a", b"y", delay_ms=60_000, timer_key="one")  # takes the place of the first
-        await flooder.timers.reschedule(topic="a", key="one", delay_ms=90_000)
-        await honest.send("a", b"x", delay_ms=60_000, timer_key="two")
+            await flooder.send("a", b"x", delay=60.0, timer_key="two")
+        await flooder.send("a", b"y", delay=60.0, timer_key="one")  # takes the place of the first
+        await flooder.timers.reschedule(topic="a", key="one", delay=90.0)
+        await honest.send("a", b"x", delay=60.0, timer_key="two")
         with pytest.raises(TooManyTimers, match=r"'honest' holds 1 pending"):
-            await honest.send("a", b"x", delay_ms=60_000, timer_key="one")
+            await honest.send("a", b"x", delay=60.0, timer_key="one")
         with pytest.raises(AlreadyRecalled):
             await flooder.recall(sent.recall_handle)
         await flooder.timers.cancel(topic="a", key="one")
-        await flooder.send("a", b"x", delay_ms=60_000, timer_key="two")  # it was the other one's, which has room again
-        await honest.send("a", b"x", delay_ms=60_000, timer_key="three")
+        await flooder.send("a", b"x", delay=60.0, timer_key="two")  # it was the other one's, which has room again
+        await honest.send("a", b"x", delay=60.0, timer_key="three")
         assert node.store.ledger.held(Resource.TIMER_KEYS) == 2
 
 

@@ -131,13 +131,13 @@ async def test_a_service_repeats_plain_delayed_and_half_messages(tmp_path: Path)
     async with Node(tmp_path / "data", pop=PopOptions(deduplication_ms=WINDOW_MS)) as node, Client(node.target) as client:
         first = await client.send(TOPIC, b"x", deduplication_id="a")
         again, fresh = await client.send_batch(
-            [OutgoingMessage(topic=TOPIC, body=b"x", deduplication_id=each, deduplication_age_ms=9) for each in ("a", "b")]
+            [OutgoingMessage(topic=TOPIC, body=b"x", deduplication_id=each, deduplication_age=0.009) for each in ("a", "b")]
         )
         assert again == first._replace(repeated=True)
         assert not fresh.repeated
         with pytest.raises(DeduplicationIdReused, match=f"with another body, as message {first.message_id}"):
             await client.send(TOPIC, b"y", deduplication_id="a")
-        late = OutgoingMessage(topic=TOPIC, deduplication_id="c", deduplication_age_ms=WINDOW_MS)
+        late = OutgoingMessage(topic=TOPIC, deduplication_id="c", deduplication_age=WINDOW_MS / 1000)
         with pytest.raises(BatchFailed, match="it stores nothing now") as caught:
             await client.send_batch([late])
         assert isinstance(caught.value.errors[0], DeduplicationWindowPassed)
@@ -145,7 +145,7 @@ async def test_a_service_repeats_plain_delayed_and_half_messages(tmp_path: Path)
             await client.send(TOPIC, deduplication_id="i" * 257)
         with pytest.raises(InvalidProperty, match="response topic"):
             await client.send(TOPIC, response_topic="a/#")
-        delayed = OutgoingMessage(topic=TOPIC, delay_ms=60_000, deduplication_id="d")
+        delayed = OutgoingMessage(topic=TOPIC, delay=60.0, deduplication_id="d")
         one, two = await client.send_batch([delayed, delayed])
         assert (one.recall_handle, one.message_id) == (two.recall_handle, two.message_id)
         await client.recall(two.recall_handle)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from penstock.pop.core.checkpoint import delivery_id, delivery_of
 from penstock.pop.core.deadletters import Reason
-from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.store.record import Kind
 from tests.pop.wiring import FILTER, GROUP, Parts
 
 INVISIBLE_MS = 10_000
-SHARED = GroupSettings(shared=True)
+SHARED = ConsumerGroupSettings(shared=True)
 
 
 def take(parts: Parts, count: int = 100) -> list[int]:
@@ -139,12 +139,12 @@ def test_such_a_group_becomes_permanent_when_a_service_uses_it(tmp_path: Path, b
         assert parts.core.groups.get_or_create(GROUP, FILTER) is group
         assert group.settings == DEFAULTS
     elif by == "creating":
-        wanted = GroupSettings(attempts_max=3)
+        wanted = ConsumerGroupSettings(attempts_max=3)
         assert parts.admin.create(GROUP, FILTER, "earliest", wanted) is group
         assert group.settings == wanted
     else:
         parts.admin.pause(GROUP)
-        assert group.settings == GroupSettings(
+        assert group.settings == ConsumerGroupSettings(
             paused=True, shared=True
         )  # a change of settings alone doesn't make the group permanent
     parts.close()

@@ -22,7 +22,7 @@ from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.core.sentids import SentIds
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.core.snapshot import GroupSnapshot, snapshots
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservicer import GroupServicer
@@ -167,7 +167,7 @@ class Parts:
         self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest", **settings: Any
     ) -> ConsumerGroup:
         """Create a group with settings; return it when its queue is filled."""
-        group = self.admin.create(name, topic_filter, start, GroupSettings(**settings))
+        group = self.admin.create(name, topic_filter, start, ConsumerGroupSettings(**settings))
         self.settle_queues()
         return group
 

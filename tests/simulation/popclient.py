@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import grpc
 
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.grpc.status import Context
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.lightqueue import Start
@@ -129,7 +129,7 @@ class Group:
     """
 
     def __init__(
-        self, oracle: Oracle, random: Random, name: str, topic_filter: str, settings: GroupSettings, *, earliest: bool
+        self, oracle: Oracle, random: Random, name: str, topic_filter: str, settings: ConsumerGroupSettings, *, earliest: bool
     ) -> None:
         self.name = name
         self.topic_filter = topic_filter

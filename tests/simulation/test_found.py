@@ -13,7 +13,7 @@ from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREL
 from penstock.node.config import Config
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.block import read_block
 from penstock.store.commitlog import DIRECTORY
@@ -203,7 +203,7 @@ def test_a_shared_message_at_qos_2_comes_once_though_a_full_disk_delayed_its_ack
     store.space.refuse(OSError(errno.ENOSPC, "no room"))
 
     def relieved() -> None:  # so there is something to commit
-        bench.process.pop.admin.create("other", "b", "earliest", GroupSettings())
+        bench.process.pop.admin.create("other", "b", "earliest", ConsumerGroupSettings())
 
     store.space.on_relief.insert(0, relieved)
     full = store.log.end
@@ -305,7 +305,7 @@ def test_a_backfill_that_ends_on_a_full_disk_adds_its_entries_once(monkeypatch: 
         return append(kind, *arguments)
 
     monkeypatch.setattr(store.queues, "_append", refuse)
-    bench.process.pop.admin.create("g", "a", "earliest", GroupSettings())
+    bench.process.pop.admin.create("g", "a", "earliest", ConsumerGroupSettings())
     bench.run(1.0)
     store.commit()
     store.index.flush()
@@ -322,7 +322,7 @@ def test_a_group_misses_nothing_if_a_queue_is_filled_again_after_damage() -> Non
     for number in range(20):
         publisher.feed(packet(0x30, field(b"a") + b"%02d" % number + bytes(500)))
     bench.run(0.1)
-    bench.process.pop.admin.create("g", "a", "earliest", GroupSettings())
+    bench.process.pop.admin.create("g", "a", "earliest", ConsumerGroupSettings())
     bench.run(0.1)
     assert len(bench.pop("g", "a", 12)) == 12
     bench.process.status = KILLED  # before RocksDB has flushed anything

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.node.config import Config
 from penstock.pop.core.handle import SECRET
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store import commitlog, index, snapshotreader, syncmark, timekeeping
 from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
@@ -196,7 +196,7 @@ class World:
 
     def _group(self, number: int) -> Group:
         random = self.random
-        settings = GroupSettings(
+        settings = ConsumerGroupSettings(
             fifo=random.random() < 0.4,
             attempts_max=random.choice((None, 2, 4)),
             backoff=random.choice((None, (), (200, 2_000))),

@@ -41,7 +41,7 @@ def test_each_unusual_reading_becomes_one_command_also_after_a_kill(tmp_path: Pa
         unusual = 1_000
 
         def take() -> None:
-            for message in client.pop("commands/#", group="commands", wait_ms=1_000):
+            for message in client.pop("commands/#", group="commands", wait=1.0):
                 assert message.topic == f"commands/{TOPIC}"
                 commands[json.loads(message.body)["value"]] += 1
                 message.ack()

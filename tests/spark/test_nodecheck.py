@@ -15,7 +15,7 @@ from penstock import Client
 from penstock.cli.adminclient import state_reader
 from penstock.cli.endpoint import Endpoint
 from penstock.cli.main import main
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.spark.errors import NodeUnreadable
 from penstock.spark.reconciliation import page, terminal
 from penstock.spark.reconciliation.engines import DuckEngine
@@ -36,24 +36,24 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     broker = await Broker(tmp_path / "data", {}).start()
     pop = broker.node.pop
     for name, settings in {
-        "holds": GroupSettings(),
-        "waits": GroupSettings(backoff=(3_600_000,)),
-        "came back": GroupSettings(),
-        "in order": GroupSettings(fifo=True),
-        "gave up": GroupSettings(attempts_max=1),
-        "is redriven": GroupSettings(attempts_max=1),
-        "is deleted": GroupSettings(),
+        "holds": ConsumerGroupSettings(),
+        "waits": ConsumerGroupSettings(backoff=(3_600_000,)),
+        "came back": ConsumerGroupSettings(),
+        "in order": ConsumerGroupSettings(fifo=True),
+        "gave up": ConsumerGroupSettings(attempts_max=1),
+        "is redriven": ConsumerGroupSettings(attempts_max=1),
+        "is deleted": ConsumerGroupSettings(),
     }.items():
         pop.admin.create(name, FILTER, "earliest", settings)
     async with Client(str(broker.node.grpc)) as client:
         for number in range(6):
             await client.send(f"plant/{number % 2}", b"21.5")
-        held, *_ = await client.pop(FILTER, group="holds", messages_max=3, invisible_ms=3_600_000)
+        held, *_ = await client.pop(FILTER, group="holds", messages_max=3, invisible=3_600.0)
         await held.ack()
         for message in await client.pop(FILTER, group="waits", messages_max=2):
             await message.nack()
         for name, count in (("came back", 4), ("in order", 4), ("gave up", 1), ("is redriven", 1), ("is deleted", 4)):
-            await client.pop(FILTER, group=name, messages_max=count, invisible_ms=1_000)
+            await client.pop(FILTER, group=name, messages_max=count, invisible=1.0)
     broker.clock.advance(2_000)
     while pop.fire_due():
         pass

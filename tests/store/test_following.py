@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.store.errors import IndexAhead, PositionUnknown
 from penstock.store.index import OWN_KEYS, KeySpace
 from penstock.store.options import KIB, StoreOptions
@@ -220,7 +220,7 @@ async def test_a_follower_can_t_be_cut_before_its_log_begins(leader: Parts, tmp_
 
 
 async def test_a_queue_is_filled_on_a_follower_and_goes_live_by_the_leader_s_record(leader: Parts, tmp_path: Path) -> None:
-    leader.admin.create("slow", "+/1", "earliest", GroupSettings())
+    leader.admin.create("slow", "+/1", "earliest", ConsumerGroupSettings())
     leader.store.commit()
     position = leader.store.log.end
     queue = durable_queue(leader.store, "+/1", "earliest")

@@ -50,7 +50,7 @@ class Scene:
     async def send(self, count: int) -> None:
         """Send messages one by one, up to the first that fails."""
         first = self.acked[-1] + 100 if self.acked else 0
-        async with Client(f"127.0.0.1:{self.node.port('pop')}", timeout_ms=3000) as client:
+        async with Client(f"127.0.0.1:{self.node.port('pop')}", timeout=3.0) as client:
             for number in range(first, first + count):
                 await client.send("plant/1", b"%d:" % number + bytes(BODY_BYTES))
                 self.acked.append(number)
@@ -59,7 +59,7 @@ class Scene:
         """Take all messages there are."""
         numbers: list[int] = []
         async with Client(f"127.0.0.1:{self.node.port('pop')}") as client:
-            while batch := await client.pop("plant/#", group="new", messages_max=32, wait_ms=200):
+            while batch := await client.pop("plant/#", group="new", messages_max=32, wait=0.2):
                 numbers += [int(message.body.partition(b":")[0]) for message in batch]
                 await client.ack([message.handle for message in batch], group="new")
         return numbers

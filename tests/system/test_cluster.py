@@ -51,7 +51,7 @@ async def consumed(cluster: ClusterOfNodes, wanted: set[int]) -> None:
     leader, got = await cluster.leader(), set[int]()
     async with PopClient(f"127.0.0.1:{leader.ports['pop']}") as pop, asyncio.timeout(WAIT_S_MAX):
         while not wanted <= got:
-            messages = await pop.pop("plant/#", group="audit", start="earliest", wait_ms=1_000)
+            messages = await pop.pop("plant/#", group="audit", start="earliest", wait=1.0)
             got |= {int(each.body) for each in messages}
             await pop.ack([each.handle for each in messages], group="audit")
 

@@ -139,7 +139,7 @@ def test_the_readme_leads_to_a_node_with_tls_users_and_rules(tmp_path: Path, nod
         assert other.connected() == reason, listener
         other.close()
     with SyncClient(node.addresses["pop"], security=Security(token="s3cret")) as billing:
-        (message,) = billing.pop("plant/+/+/temperature", group="billing", wait_ms=5_000)
+        (message,) = billing.pop("plant/+/+/temperature", group="billing", wait=5.0)
         assert message.body == b"71.5"
         message.ack()
         with pytest.raises(NotPermitted):

@@ -38,7 +38,7 @@ def test_who_connects_while_no_node_runs_waits_for_the_next_one(node: NodeProces
     getattr(node, end)()
 
     def send() -> None:
-        with SyncClient(address, timeout_ms=int(PROCESS_S) * 1_000) as client:
+        with SyncClient(address, timeout=PROCESS_S) as client:
             client.send("plant/1", b"meanwhile")
 
     sender = threading.Thread(target=send)

@@ -24,7 +24,7 @@ async def test_each_occurrence_is_sent_once_although_the_node_is_killed_again_an
     dice = random.Random(7)
     async with Client(target) as client:
         for number in range(SCHEDULES):
-            await client.schedules.create(f"s{number}", f"beats/{number}", b"x", every_ms=EVERY_MS, missed="all")
+            await client.schedules.create(f"s{number}", f"beats/{number}", b"x", every=EVERY_MS / 1000, missed="all")
         for _ in range(KILLS):
             await asyncio.sleep(dice.uniform(0.1, 0.6))  # a kill at any time, also while some of them are sent
             await asyncio.to_thread(node.kill)
@@ -33,7 +33,7 @@ async def test_each_occurrence_is_sent_once_although_the_node_is_killed_again_an
             await client.schedules.pause(f"s{number}")
         described = await client.schedules.list()
         found: dict[str, list[int]] = {}
-        while messages := await client.pop("beats/#", group="g", messages_max=1_000, wait_ms=200):
+        while messages := await client.pop("beats/#", group="g", messages_max=1_000, wait=0.2):
             for message in messages:
                 found.setdefault(message.properties["schedule"], []).append(int(message.properties["occurrence-ms"]))
             await client.ack([message.handle for message in messages], group="g")

@@ -73,7 +73,7 @@ async def _fire_and_kill(client: Client, node: NodeProcess, options: list[str]) 
         pending = (await client.timers.count()).pending if kills < KILLS_MAX else 0
     assert kills > 1, "all had fired before the node could be killed"
     found: dict[int, list[int]] = {}
-    while messages := await client.pop("due/#", group="g", messages_max=1_000, wait_ms=2_000):
+    while messages := await client.pop("due/#", group="g", messages_max=1_000, wait=2.0):
         for message in messages:
             found.setdefault(int(message.topic.removeprefix("due/")), []).append(int(message.body))
         await client.ack([message.handle for message in messages], group="g")

@@ -30,7 +30,7 @@ async def test_a_producer_sends_each_message_once_although_the_node_is_killed(
         await producer.flush()
         assert answer.result().message_id
         found: dict[str, list[int]] = {}
-        while messages := await client.pop("orders/#", group="orders", messages_max=1_000, wait_ms=200):
+        while messages := await client.pop("orders/#", group="orders", messages_max=1_000, wait=0.2):
             for message in messages:
                 found.setdefault(message.topic, []).append(int(message.body))
             await client.ack([message.handle for message in messages], group="orders")

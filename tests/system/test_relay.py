@@ -59,7 +59,7 @@ async def test_a_follower_serves_clients_of_mqtt_and_of_pop(tmp_path: Path) -> N
             await pop.send("plant/2", b"by a follower")
             taken = set[bytes]()
             while len(taken) < 501:
-                messages = await pop.pop("plant/#", group="audit", start="earliest", wait_ms=1_000)
+                messages = await pop.pop("plant/#", group="audit", start="earliest", wait=1.0)
                 taken |= {each.body for each in messages}
                 await pop.ack([each.handle for each in messages], group="audit")
         assert b"by a follower" in taken

@@ -23,7 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from penstock import SyncClient
+from penstock import GroupDescription, SyncClient
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.names import encode
@@ -221,7 +221,7 @@ def test_a_namespace_is_the_first_level_of_its_topics(
     if server.is_peer:  # It takes namespaces, and ignores them.
         return
     native: SyncClient = request.getfixturevalue("native")
-    (native_one,) = native.pop(f"tenant/{topic}", group="elsewhere", wait_ms=5_000)
+    (native_one,) = native.pop(f"tenant/{topic}", group="elsewhere", wait=5.0)
     assert native_one.body == b"inside"
 
 
@@ -481,7 +481,7 @@ def test_lite_topics_are_topics_below_their_parent(
         ("session-2", "to 2"),
     ]
     assert {message["topic"] for message in pushed["done"]} == {parent}
-    (third,) = native.pop(f"{topic}/session-3", group="elsewhere", wait_ms=5_000)
+    (third,) = native.pop(f"{topic}/session-3", group="elsewhere", wait=5.0)
     assert third.body == b"to 3"
     if kind.startswith("java"):
         native.groups.delete("chat", topic_filter=f"{topic}/session-1")
@@ -649,7 +649,7 @@ def is_done(client: ClientProcess, do: str, **wish: Any) -> bool:
     return True
 
 
-def described(native: SyncClient, topic: str) -> list[pb.GroupDescription]:
+def described(native: SyncClient, topic: str) -> list[GroupDescription]:
     return [each for each in native.groups.describe() if each.filter == topic]
 
 

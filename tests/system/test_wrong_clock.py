@@ -76,7 +76,7 @@ def test_a_time_of_day_that_is_thirty_days_ahead_for_some_seconds_deletes_nothin
         client.groups.create("late", "plant/#")
         for _ in range(MESSAGES // 100):
             client.send_batch([OutgoingMessage(topic="plant/1", body=BODY)] * 100)
-        client.send("other/1", b"later", delay_ms=DAY_S * 1000)
+        client.send("other/1", b"later", delay=DAY_S)
         client.groups.create("other", "other/#")
     began_ms = state(node)["clock"]["now_ms"]
     day.set_ahead(30 * DAY_S)
@@ -91,9 +91,9 @@ def test_a_time_of_day_that_is_thirty_days_ahead_for_some_seconds_deletes_nothin
     assert found["timers_pending"] == 1
     assert found["clock"]["now_ms"] - began_ms < 60_000
     with SyncClient(node.addresses["pop"]) as client:
-        taken = client.pop("plant/#", group="late", messages_max=1, invisible_ms=500)
+        taken = client.pop("plant/#", group="late", messages_max=1, invisible=0.5)
         assert [message.attempt for message in taken] == [1]
-        (again,) = client.pop("plant/#", group="late", messages_max=1, wait_ms=5_000)
+        (again,) = client.pop("plant/#", group="late", messages_max=1, wait=5.0)
         assert again.body == BODY
 
 

@@ -107,7 +107,7 @@ async def test_a_thread_that_hangs_does_not_keep_the_process_from_stopping(node:
         await until(lambda: node.core.counters.handed_out == 1)
         process.send_signal(signal.SIGTERM)
         assert await ended(process) == 0
-    (message,) = await client.pop("slow/#", group="slow", wait_ms=60_000)
+    (message,) = await client.pop("slow/#", group="slow", wait=60.0)
     assert message.attempt == 1
 
 
@@ -129,7 +129,7 @@ async def handle(body: bytes) -> None:
 """)
     with worker(directory, node, application="collecting:app"):
         await send(client, [b"x"])
-        (message,) = await client.pop("threshold", group="test", wait_ms=60_000)
+        (message,) = await client.pop("threshold", group="test", wait=60.0)
     assert message.body == b"%d %d" % (expected, not own)
 
 
@@ -187,7 +187,7 @@ async def handle(body: bytes) -> None:
     node.create(backoff=())
     await send(client, (b"%d" % number for number in range(5)))
     with worker(directory, node, application="killed:app") as process:
-        (message,) = await client.pop("begun", group="test", wait_ms=60_000)
+        (message,) = await client.pop("begun", group="test", wait=60.0)
         assert message.body == b"3"
         process.kill()
         assert await ended(process) == -signal.SIGKILL

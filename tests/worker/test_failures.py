@@ -35,7 +35,7 @@ def worker_of_the_guide(target: str) -> ModuleType:
     assert len([line for line in code.splitlines() if line]) <= 10
     for shown, used in (
         ("127.0.0.1:8081", target),
-        ("attempts_max=10", "attempts_max=10, backoff=(5,)"),
+        ("attempts_max=10", "attempts_max=10, backoff=(0.005,)"),
     ):
         assert shown in code
         code = code.replace(shown, used)

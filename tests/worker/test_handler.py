@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -137,7 +138,9 @@ def test_a_handler_of_batches_takes_lists() -> None:
         handler_of(handle, batch=10)
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 0}, {"timeout": 0}, {"invisible": 0.01}, {"batch": 2_000}, {"batch": -1}])
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 0}, {"timeout": timedelta()}, {"invisible": 0.01}, {"batch": 2_000}, {"batch": -1}]
+)
 def test_numbers_out_of_bounds_are_refused_when_a_handler_is_decorated(options: dict[str, Any]) -> None:
     def handle(bodies: list) -> None: ...
 

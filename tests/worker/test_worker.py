@@ -163,7 +163,7 @@ async def test_a_handler_that_raises_returns_its_message_as_a_failed_attempt(nod
     worker = Worker(node.target)
     attempts: list[int] = []
 
-    @worker.consumer(FILTER, group=GROUP, settings=group_settings(backoff=(5,)))
+    @worker.consumer(FILTER, group=GROUP, settings=group_settings(backoff=(0.005,)))
     async def handle(message: Message) -> None:
         attempts.append(message.attempt)
         if message.attempt < 3:
@@ -298,7 +298,7 @@ async def test_a_handler_may_settle_its_message_itself_and_twice(node: Node, cli
         elif message.body == b"dead":
             await message.dead_letter(reason="seen enough")
         else:
-            await message.nack(delay_ms=3_600_000)
+            await message.nack(delay=3_600.0)
 
     await send(client, [b"acked", b"dead", b"later"])
     async with running(worker):
@@ -332,7 +332,7 @@ async def test_what_a_handler_returns_is_the_reply_to_a_request(node: Node, clie
 
     await client.send("questions/1", b"21", properties={"reply_to": "answers/7", "correlation_id": "x"})
     async with running(worker):
-        (reply,) = await client.pop("answers/+", group="asking", wait_ms=60_000)
+        (reply,) = await client.pop("answers/+", group="asking", wait=60.0)
     assert (reply.topic, reply.body, reply.properties) == ("answers/7", b'{"twice":42}', {"correlation_id": "x"})
 
 
@@ -400,7 +400,7 @@ async def test_a_reply_that_nobody_has_answered_fails_the_attempt(
     await client.send("questions/1", response_topic="answers/1")
     monkeypatch.setattr(Client, "send", send_later)
     async with running(worker):
-        (reply,) = await client.pop("answers/+", group="asking", wait_ms=60_000)
+        (reply,) = await client.pop("answers/+", group="asking", wait=60.0)
         await until(lambda: counts(worker).handled == 1)
     assert (reply.body, attempts) == (b"42", [1, 2])
     assert (counts(worker).failed, counts(worker).replies_refused) == (1, 0)
@@ -422,7 +422,7 @@ async def test_a_reply_that_the_worker_may_not_send_does_not_hold_up_those_that_
         async with running(worker):
             await until(lambda: counts(worker).handled + counts(worker).failed == 3)
         assert (counts(worker).handled, counts(worker).replies_refused) == (3, 1)
-        replies = [*await client.pop("1/#", group="one", wait_ms=9_000), *await client.pop("3/#", group="three", wait_ms=9_000)]
+        replies = [*await client.pop("1/#", group="one", wait=9.0), *await client.pop("3/#", group="three", wait=9.0)]
         assert [reply.body for reply in replies] == [b"1/public", b"3/public"]
 
 
@@ -546,7 +546,7 @@ async def test_in_fifo_order_a_message_group_is_handled_in_order_and_waits_for_a
     worker = Worker(node.target)
     seen: dict[str, list[tuple[bytes, int]]] = {"a": [], "b": []}
 
-    @worker.consumer(FILTER, group=GROUP, fifo=True, concurrency=8, settings=group_settings(backoff=(5,)))
+    @worker.consumer(FILTER, group=GROUP, fifo=True, concurrency=8, settings=group_settings(backoff=(0.005,)))
     async def handle(message: Message) -> None:
         await asyncio.sleep(0)
         seen[message.message_group].append((message.body, message.attempt))
@@ -566,7 +566,7 @@ async def test_in_fifo_order_messages_wait_for_one_that_its_handler_returned_its
     worker = Worker(node.target)
     seen: list[tuple[bytes, int]] = []
 
-    @worker.consumer(FILTER, group=GROUP, fifo=True, settings=group_settings(backoff=(5,)))
+    @worker.consumer(FILTER, group=GROUP, fifo=True, settings=group_settings(backoff=(0.005,)))
     async def handle(message: Message) -> None:
         seen.append((message.body, message.attempt))
         if message.body == b"3" and message.attempt == 1:
@@ -621,7 +621,7 @@ async def test_after_the_grace_the_messages_of_running_handlers_go_back_uncounte
     await send(client, [b"x"])
     async with running(worker):
         await asyncio.wait_for(began.wait(), WAIT_S_MAX)
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     assert message.attempt == 1
     assert counts(worker).returned == 1
 
@@ -710,7 +710,7 @@ async def test_a_full_node_is_waited_for(tmp_path: Path) -> None:
     await node.start()
     seen: list[bytes] = []
     async with Client(node.target) as client:
-        blocking = asyncio.create_task(client.pop("other/#", group="other", wait_ms=60_000))
+        blocking = asyncio.create_task(client.pop("other/#", group="other", wait=60.0))
         await until(lambda: node.core.waiting == 1)
         worker = Worker(node.target)
 

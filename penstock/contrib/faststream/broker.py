@@ -27,6 +27,7 @@ from penstock.contrib.faststream.sending import PenstockSending
 from penstock.contrib.faststream.settings import PenstockConfig
 from penstock.contrib.faststream.subscriber import PenstockSubscriber
 from penstock.pop.client.client import Client
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import SendReceipt
 from penstock.pop.client.security import Security, node_of
@@ -56,8 +57,8 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         security: TLS and token. None: those of the environment, see `Security`.
         tracing: Makes spans of OpenTelemetry of what the broker sends, receives, handles and settles.
         inbox: Name of the inbox to which replies to requests come, as for `Client`.
-        graceful_timeout: Seconds that running handlers have to end when the broker stops. Then their messages go back, which
-            counts no attempt.
+        graceful_timeout: Time that running handlers have to end when the broker stops, in seconds or as a timedelta. Then their
+            messages go back, which counts no attempt.
         ack_policy: Default of the subscribers.
         decoder: As in FastStream's own brokers.
         parser: As in FastStream's own brokers.
@@ -84,7 +85,7 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         security: Security | None = None,
         tracing: Tracing | None = None,
         inbox: str = "",
-        graceful_timeout: float | None = 30.0,
+        graceful_timeout: Duration | None = 30.0,
         ack_policy: AckPolicy = EMPTY,
         decoder: CustomCallable | None = None,
         parser: CustomCallable | None = None,
@@ -124,7 +125,7 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
                     context=context or ContextRepo(),
                 ),
                 broker_dependencies=dependencies,
-                graceful_timeout=graceful_timeout,
+                graceful_timeout=seconds(graceful_timeout, "graceful_timeout") if graceful_timeout is not None else None,
                 ack_policy=ack_policy,
                 id_generator=id_generator,
                 extra_context={"broker": self},
@@ -205,8 +206,8 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
             self._sending.disconnect()
             await client.aclose()
 
-    async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - FastStream's own name
-        """Return whether all is well: the node answers within `timeout` seconds, 5 by default, `start` does not wait for
+    async def ping(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - FastStream's own name
+        """Return whether all is well: the node answers within `timeout`, 5 seconds by default, `start` does not wait for
         anything, and no subscriber has a problem.
         """
         starting = self._starting is not None and not self._starting.done()
@@ -227,9 +228,9 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         tag: str = "",
         message_group: str = "",
         deliver_at: datetime | None = None,
-        delay: float = 0.0,
+        delay: Duration = 0.0,
         deduplication_id: str = "",
-        expire_after: float = 0.0,
+        expire_after: Duration = 0.0,
     ) -> SendReceipt:
         """Publish a message, and return its receipt when it is durable. It is stored once, also if the node restarts meanwhile.
 
@@ -242,12 +243,12 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
             tag: Kind of the message, for groups that filter by tags.
             message_group: Groups in FIFO order get the messages of one message group in order, one at a time.
             deliver_at: When to deliver the message, with a time zone.
-            delay: Seconds until the message is delivered, instead of `deliver_at`.
+            delay: Time until the message is delivered, in seconds or as a timedelta, instead of `deliver_at`.
             deduplication_id: The node stores one message with this id. By default each message has one of its own.
-            expire_after: Nobody gets the message after so many seconds. 0: it never expires.
+            expire_after: Nobody gets the message after this time, in seconds or as a timedelta. 0: it never expires.
 
         Raises:
-            ValueError: Both `deliver_at` and `delay` are given, or `deliver_at` has no time zone.
+            ValueError: Both `deliver_at` and `delay` are given, `deliver_at` has no time zone, or a duration is out of bounds.
             StatusError: The node refused the message.
             SendOutcomeUnknown: The node did not answer for two minutes, and the message may be stored.
         """
@@ -304,7 +305,7 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         message: SendableMessage = None,
         topic: str = "",
         *,
-        timeout: float = 30.0,  # noqa: ASYNC109 - FastStream's own name
+        timeout: Duration = 30.0,  # noqa: ASYNC109 - FastStream's own name
         headers: dict[str, str] | None = None,
         correlation_id: str | None = None,
     ) -> PenstockMessage:
@@ -313,7 +314,7 @@ class PenstockBroker(PenstockRegistrator, BrokerUsecase[Message, Client, Penstoc
         Args:
             message: As for `publish`.
             topic: As for `publish`.
-            timeout: How long to wait for the reply, in seconds. The request expires then.
+            timeout: How long to wait for the reply, in seconds or as a timedelta. The request expires then.
             headers: User properties.
             correlation_id: Names the request. By default a random one.
 

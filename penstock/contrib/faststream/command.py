@@ -11,12 +11,13 @@ from faststream.response.publish_type import PublishType
 from faststream.response.response import BatchPublishCommand, PublishCommand, Response
 
 from penstock.contrib.faststream.streammessage import CORRELATION_ID, text_of
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.outgoing import OutgoingMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOptions:
-    """Options of a publication that only Penstock has. `OutgoingMessage` documents them; times are in seconds here.
+    """Options of a publication that only Penstock has. `OutgoingMessage` documents them.
 
     Raises:
         ValueError: Both `deliver_at` and `delay` are given, or `deliver_at` has no time zone.
@@ -25,9 +26,9 @@ class SendOptions:
     tag: str = ""
     message_group: str = ""
     deliver_at: datetime | None = None
-    delay: float = 0.0
+    delay: Duration = 0.0
     deduplication_id: str = ""
-    expire_after: float = 0.0
+    expire_after: Duration = 0.0
 
     def __post_init__(self) -> None:
         if self.deliver_at is not None and self.delay:
@@ -68,9 +69,9 @@ class PenstockResponse(Response):
         tag: str = "",
         message_group: str = "",
         deliver_at: datetime | None = None,
-        delay: float = 0.0,
+        delay: Duration = 0.0,
         deduplication_id: str = "",
-        expire_after: float = 0.0,
+        expire_after: Duration = 0.0,
     ) -> None:
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.options = SendOptions(
@@ -106,7 +107,7 @@ class PenstockPublishCommand(BatchPublishCommand):
         correlation_id: str | None = None,
         reply_to: str = "",
         options: SendOptions | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         _publish_type: PublishType,
     ) -> None:
         super().__init__(
@@ -119,7 +120,7 @@ class PenstockPublishCommand(BatchPublishCommand):
             _publish_type=_publish_type,
         )
         self.options = options or SendOptions()
-        self.timeout = timeout
+        self.timeout = seconds(timeout, "timeout") if timeout is not None else None
         """How long a request waits for its reply, in seconds."""
         self.correlation_data: bytes | None = None
         """Correlation data of a reply, which must be exactly that of the request. None: the correlation id is it."""
@@ -160,10 +161,10 @@ class PenstockPublishCommand(BatchPublishCommand):
             tag=options.tag,
             message_group=options.message_group,
             deliver_at_ms=round(options.deliver_at.timestamp() * 1000) if options.deliver_at is not None else 0,
-            delay_ms=round(options.delay * 1000),
+            delay=options.delay,
             deduplication_id=options.deduplication_id,
             response_topic=self.reply_to,
             correlation_data=correlation_data,
             content_type=content_type or "",
-            expire_after_ms=round(options.expire_after * 1000),
+            expire_after=options.expire_after,
         )

@@ -19,6 +19,7 @@ from penstock.contrib.faststream.publisher import PenstockPublisher
 from penstock.contrib.faststream.sending import REQUEST_S, PenstockSending
 from penstock.contrib.faststream.subscriber import PenstockSubscriber
 from penstock.pop.client.client import Client
+from penstock.pop.client.durations import Duration
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.settlements import Settlements
@@ -169,13 +170,13 @@ class InMemoryMessage(Message):
         self.is_settled = True
         return _done(None)
 
-    async def nack(self, *, delay_ms: int = 0) -> None:
+    async def nack(self, *, delay: Duration = 0.0) -> None:
         self.is_settled = self.went_back = True
 
-    async def suspend(self, delay_ms: int = 0) -> None:
+    async def suspend(self, delay: Duration = 0.0) -> None:
         self.is_settled = self.went_back = True
 
-    async def extend(self, invisible_ms: int) -> None:
+    async def extend(self, invisible: Duration) -> None:
         return None
 
     async def dead_letter(self, *, reason: str = "") -> None:

@@ -12,6 +12,7 @@ from faststream.response.publish_type import PublishType
 
 from penstock.contrib.faststream.command import PenstockPublishCommand, SendOptions
 from penstock.contrib.faststream.settings import PenstockConfig, PenstockPublisherConfig
+from penstock.pop.client.durations import Duration
 from penstock.pop.errors import NotPermitted, StatusError
 from penstock.worker.replies import drop_refused
 
@@ -54,9 +55,9 @@ class PenstockPublisher(PublisherUsecase):
         tag: str = "",
         message_group: str = "",
         deliver_at: datetime | None = None,
-        delay: float = 0.0,
+        delay: Duration = 0.0,
         deduplication_id: str = "",
-        expire_after: float = 0.0,
+        expire_after: Duration = 0.0,
     ) -> Any:
         """Publish a message, and return its receipt when it is durable. `PenstockBroker.publish` documents the arguments."""
         options = SendOptions(
@@ -94,7 +95,7 @@ class PenstockPublisher(PublisherUsecase):
         *,
         headers: dict[str, str] | None = None,
         correlation_id: str | None = None,
-        timeout: float = 30.0,  # noqa: ASYNC109 - FastStream's own name
+        timeout: Duration = 30.0,  # noqa: ASYNC109 - FastStream's own name
     ) -> PenstockMessage:
         """Publish a request, and return its reply. Raises as `PenstockBroker.request`."""
         cmd = PenstockPublishCommand(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ from penstock.contrib.faststream.settings import (
 from penstock.contrib.faststream.singlesubscriber import SingleSubscriber
 from penstock.contrib.faststream.specification import PenstockPublisherSpecification, PenstockSubscriberSpecification
 from penstock.contrib.faststream.subscriber import PenstockSubscriber
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.message import Message
 from penstock.pop.client.requests import Start
 from penstock.pop.client.results import GroupSettings
@@ -47,8 +49,8 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
         group: str,
         batch: int = 0,
         max_workers: int = 1,
-        timeout: float = 60.0,
-        invisible: float = 30.0,
+        timeout: Duration = 60.0,
+        invisible: Duration = 30.0,
         fifo: bool = False,
         start: Start = "earliest",
         settings: GroupSettings | None = None,
@@ -72,9 +74,10 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
             batch: The handler takes lists of up to so many bodies, 1 to 1,024: those that wait, without a delay. 0: it takes
                 one body.
             max_workers: Maximum number of calls at a time, 1 to 10,000.
-            timeout: Seconds after which a call is cancelled and its message goes back as a failed attempt. A plain function
-                runs in a thread and can't be cancelled: its message goes back all the same.
-            invisible: Seconds in which a message comes back if the process dies, 0.1 to 43,200. Running calls are extended.
+            timeout: Time after which a call is cancelled and its message goes back as a failed attempt, in seconds or as a
+                timedelta. A plain function runs in a thread and can't be cancelled: its message goes back all the same.
+            invisible: Time in which a message comes back if the process dies, in seconds or as a timedelta, 0.1 to 43,200
+                seconds. Running calls are extended.
             fifo: The group is in FIFO order. The messages of one message group are handled one after the other, in their order,
                 and those after a failed one wait for it.
             start: Where the group starts if this subscriber creates it, as for `Client.consume`.
@@ -92,12 +95,12 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
             include_in_schema: For AsyncAPI.
 
         Raises:
-            ValueError: A number is out of its bounds. The broker raises it when it starts.
+            TypeError: A duration is none.
+            ValueError: A number is out of its bounds. The broker raises most of these when it starts.
             SetupError: A parameter of the topic is only part of a level, or the handler takes batches.
         """
         if fifo:
-            settings = GroupSettings() if settings is None else settings
-            settings.fifo = True
+            settings = GroupSettings(fifo=True) if settings is None else replace(settings, fifo=True)
         config = cast("PenstockConfig", self.config)
         address = address_of(topic, batch)
         calls: CallsCollection[Any] = CallsCollection()
@@ -112,8 +115,8 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
             group=group,
             batch=batch,
             max_workers=max_workers,
-            timeout_s=timeout,
-            invisible_s=invisible,
+            timeout_s=seconds(timeout, "timeout"),
+            invisible_s=seconds(invisible, "invisible"),
             fifo=fifo,
             start=start,
             settings=settings,
@@ -140,8 +143,8 @@ class PenstockRegistrator(Registrator[Message, PenstockConfig]):
         tag: str = "",
         message_group: str = "",
         deliver_at: datetime | None = None,
-        delay: float = 0.0,
-        expire_after: float = 0.0,
+        delay: Duration = 0.0,
+        expire_after: Duration = 0.0,
         persistent: bool = True,
         title: str | None = None,
         description: str | None = None,

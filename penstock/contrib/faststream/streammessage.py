@@ -12,6 +12,7 @@ from faststream.exceptions import IgnoredException
 from faststream.message import StreamMessage, decode_message
 
 from penstock.contrib.faststream.undecodable import is_split
+from penstock.pop.client.durations import Duration
 from penstock.pop.client.message import Message, ack_together
 from penstock.pop.errors import PopError
 
@@ -30,14 +31,14 @@ class PenstockMessage(StreamMessage[Message]):
             self.raw_message.ack().add_done_callback(_note_ack)
         await super().ack()
 
-    async def nack(self, delay: float = 0.0) -> None:
-        """Return the message as a failed attempt. The back-off of the group is added to `delay`, in seconds.
+    async def nack(self, delay: Duration = 0.0) -> None:
+        """Return the message as a failed attempt. The back-off of the group is added to `delay`, in seconds or as a timedelta.
 
         Raises:
             PopError: The node refused it, or did not answer. The message comes back at its deadline.
         """
         if not self.raw_message.is_settled:
-            await self.raw_message.nack(delay_ms=round(delay * 1000))
+            await self.raw_message.nack(delay=delay)
         await super().nack()
 
     async def reject(self, reason: str = "") -> None:
@@ -66,13 +67,13 @@ class PenstockBatch(StreamMessage[list[Message]]):
             ack_together(left).add_done_callback(_note_acks)
         await super().ack()
 
-    async def nack(self, delay: float = 0.0) -> None:
-        """Return the messages as failed attempts. The back-off of the group is added to `delay`, in seconds.
+    async def nack(self, delay: Duration = 0.0) -> None:
+        """Return the messages as failed attempts. The back-off of the group is added to `delay`, in seconds or as a timedelta.
 
         Raises:
             PopError: The node refused it, or did not answer. Messages that did not go back come back at their deadline.
         """
-        await asyncio.gather(*(message.nack(delay_ms=round(delay * 1000)) for message in self._unsettled()))
+        await asyncio.gather(*(message.nack(delay=delay) for message in self._unsettled()))
         await super().nack()
 
     async def reject(self, reason: str = "") -> None:

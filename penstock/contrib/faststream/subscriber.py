@@ -18,6 +18,7 @@ from penstock.contrib.faststream.settings import PenstockConfig, PenstockSubscri
 from penstock.contrib.faststream.specification import PenstockSubscriberSpecification
 from penstock.contrib.faststream.undecodable import PROGRESS, HandlerProgress, UndecodableBodies, noting_calls
 from penstock.pop.client.client import Client
+from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.message import Message
 from penstock.worker.codecs import undecodable
 from penstock.worker.consumerplan import ConsumerPlan
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from faststream.message import StreamMessage
     from faststream.response import Response
 
-WAIT_MS = 1_000
-"""How long one poll of `get_one` waits at the node at most."""
+WAIT_S = 1.0
+"""How long one poll of `get_one` waits at the node at most, in seconds."""
 
 M = TypeVar("M", Message, list[Message])
 """What a handler is called with: a message, or the messages of a batch."""
@@ -189,23 +190,23 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[M]):
 
     # --- without handlers -------------------------------------------------------------------------------------------
 
-    async def get_one(self, *, timeout: float = 5.0) -> Any:  # noqa: ASYNC109 - FastStream's own name
-        """Return the next PenstockMessage or PenstockBatch, or None if none comes within `timeout` seconds.
+    async def get_one(self, *, timeout: Duration = 5.0) -> Any:  # noqa: ASYNC109 - FastStream's own name
+        """Return the next PenstockMessage or PenstockBatch, or None if none comes within `timeout`.
 
-        The caller settles it.
+        `timeout` is in seconds or a timedelta. The caller settles the message.
         """
         assert not self.calls, "a subscriber with handlers has no get_one: its handlers get the messages"
         self.compose()
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout
+        deadline_s = loop.time() + seconds(timeout, "timeout")
         while True:
-            left_ms = max(round((deadline_s - loop.time()) * 1000), 0)
+            left_s = max(deadline_s - loop.time(), 0.0)
             messages = await self._client.pop(
                 self.topic,
                 group=self.consuming.group,
                 messages_max=self.consuming.batch or 1,
-                invisible_ms=round(self.consuming.invisible_s * 1000),
-                wait_ms=min(left_ms, WAIT_MS),
+                invisible=self.consuming.invisible_s,
+                wait=min(left_s, WAIT_S),
                 start=self.consuming.start,
             )
             if messages:
@@ -220,7 +221,7 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[M]):
         consumer = self._client.consume(
             self.topic,
             group=self.consuming.group,
-            invisible_ms=round(self.consuming.invisible_s * 1000),
+            invisible=self.consuming.invisible_s,
             start=self.consuming.start,
         )
         async with consumer:

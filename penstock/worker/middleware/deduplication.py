@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from penstock.pop.client.durations import Duration, positive_seconds
 from penstock.pop.client.message import Message
 from penstock.worker.context import CallNext, HandlerCall
 
@@ -18,18 +19,18 @@ class Deduplicate:
     Where that must not happen, keep the keys in the database that the handler writes to.
 
     Parameters:
-        window: Seconds for which a key is remembered, above 0.
+        window: Time for which a key is remembered, in seconds or as a timedelta, above 0.
         key: Returns the key of a message; an empty key is never a repetition. By default the message id, which tells the second
             delivery of a message and not a second message.
         keys_max: Maximum number of keys in memory. The oldest are forgotten first.
     """
 
     def __init__(
-        self, window: float, *, key: Callable[[Message], str] = lambda message: message.message_id, keys_max: int = 1_000_000
+        self, window: Duration, *, key: Callable[[Message], str] = lambda message: message.message_id, keys_max: int = 1_000_000
     ) -> None:
-        if window <= 0 or keys_max < 1:
-            raise ValueError(f"window must be above 0 and keys_max at least 1: they are {window} and {keys_max}")
-        self._window_s = window
+        if keys_max < 1:
+            raise ValueError(f"keys_max is {keys_max}: use at least 1")
+        self._window_s = positive_seconds(window, "window")
         self._key = key
         self._keys_max = keys_max
         self._seen: OrderedDict[str, float] = OrderedDict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from penstock.pop.client.durations import Duration, seconds
 from penstock.worker.context import CallNext, HandlerCall
 from penstock.worker.errors import Reject, RetryLater
 
@@ -16,15 +17,15 @@ class RetryCalls:
 
     Parameters:
         times: How often a call is repeated, at least 1.
-        delay: Seconds before the first repetition. Each further delay is twice as long.
+        delay: Time before the first repetition, in seconds or as a timedelta. Each further delay is twice as long.
         on: Exceptions after which a call is repeated. `Reject` and `RetryLater` never are.
     """
 
-    def __init__(self, times: int = 2, *, delay: float = 0.1, on: tuple[type[Exception], ...] = (Exception,)) -> None:
-        if times < 1 or delay < 0:
-            raise ValueError(f"times must be at least 1 and delay at least 0: times is {times}, delay {delay}")
+    def __init__(self, times: int = 2, *, delay: Duration = 0.1, on: tuple[type[Exception], ...] = (Exception,)) -> None:
+        if times < 1:
+            raise ValueError(f"times is {times}: use at least 1")
         self._times = times
-        self._delay = delay
+        self._delay_s = seconds(delay, "delay")
         self._on = on
 
     async def __call__(self, call: HandlerCall, call_next: CallNext) -> Any:
@@ -34,5 +35,5 @@ class RetryCalls:
             except (Reject, RetryLater):
                 raise
             except self._on:
-                await asyncio.sleep(self._delay * 2**number)
+                await asyncio.sleep(self._delay_s * 2**number)
         return await call_next(call)

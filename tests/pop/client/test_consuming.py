@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,9 +126,9 @@ async def test_an_invalid_request_is_raised_in_the_loop_of_the_consumer(client: 
         await client.pop(FILTER, group="a/b")
 
 
-@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 9, "prefetch": 8}, {"invisible_ms": 0}, {"wait_ms": -1}])
-async def test_numbers_out_of_bounds_are_refused_before_any_call(client: Client, options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least"):
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 9, "prefetch": 8}, {"invisible": 0}, {"wait": -1}])
+async def test_numbers_out_of_bounds_are_refused_before_any_call(client: Client, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="use "):
         client.consume(FILTER, group=GROUP, **options)
 
 

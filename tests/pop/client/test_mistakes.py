@@ -24,7 +24,9 @@ WRONG: Any = object()
         ({"body": {"a": 1}}, "body is {'a': 1}, but must be bytes"),
         ({"body": None}, "body is None: give bytes, or b'' for a message without a body"),
         ({"tag": 5}, "tag is 5, but must be text"),
-        ({"delay_ms": 1.5}, "delay_ms is 1.5, but must be an integer"),
+        ({"delay": "1.5"}, "delay is '1.5': give a number of seconds, or a timedelta"),
+        ({"expire_after": True}, "expire_after is True: give a number of seconds"),
+        ({"deliver_at_ms": 1.5}, "deliver_at_ms is 1.5, but must be an integer"),
         ({"properties": {"a": 1}}, "the property 'a' is 1: names and values must be text"),
         ({"properties": ["a"]}, r"properties is \['a'\], but must be a mapping of text to text"),
         ({"correlation_data": "x"}, "correlation_data is 'x', but must be bytes"),
@@ -38,8 +40,8 @@ async def test_a_field_of_a_message_that_has_the_wrong_type_is_named(
 
 
 async def test_a_number_that_is_too_large_is_named(client: Client) -> None:
-    with pytest.raises(ValueError, match="delay_ms is 1000000000000000000000, which is too large"):
-        await client.send(TOPIC, delay_ms=10**21)
+    with pytest.raises(ValueError, match="deliver_at_ms is 1000000000000000000000, which is too large"):
+        await client.send(TOPIC, deliver_at_ms=10**21)
 
 
 Call = Callable[[Client], Awaitable[object]]
@@ -62,7 +64,7 @@ async def test_what_is_no_message_or_no_handle_is_refused(client: Client, call: 
 
 async def test_acknowledging_a_message_in_place_of_its_handle_does_not_stop_other_acknowledgements(client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC)] * 2)
-    first, second = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    first, second = await client.pop(FILTER, group=GROUP, wait=60.0)
     wrong: Any = [first]
     with pytest.raises(TypeError, match=r"give message\.handle"):
         await client.ack(wrong, group=GROUP)
@@ -115,8 +117,8 @@ async def test_targets_that_grpc_knows_are_taken(target: str) -> None:
 async def test_a_timeout_and_credentials_that_can_not_be_used_are_refused(node: Node) -> None:
     token: Any = "secret"
     for make in (Client, SyncClient):
-        with pytest.raises(ValueError, match="timeout_ms is 0: use more than 0"):
-            make(node.target, timeout_ms=0)
+        with pytest.raises(ValueError, match="timeout is 0: use more than 0 seconds"):
+            make(node.target, timeout=0.0)
         with pytest.raises(TypeError, match=r"security is str: give Security\(token=\.\.\.\)"):
             make(node.target, security=token)
 
@@ -128,6 +130,6 @@ async def test_a_client_whose_node_does_not_answer_says_what_to_check(node: Node
         (node.target, Security(tls=True), "does not speak TLS there"),
     ):
         expected = f"the node at {target} can't be reached: .*: .*{told}"
-        async with Client(target, timeout_ms=100, security=security, close_ms=100) as client:
+        async with Client(target, timeout=0.1, security=security, close_timeout=0.1) as client:
             with pytest.raises(NodeUnavailable, match=expected):
                 await client.send(TOPIC)

@@ -71,7 +71,7 @@ async def stored(client: Client) -> list[bytes]:
 
 async def test_posted_messages_leave_in_order_and_a_lost_answer_doubles_none(client: Client, wire: LossyWire) -> None:
     wire.losses = ["answer", "request", "overloaded", "answer"]
-    async with Producer(wire.send, timeout_ms=60_000, batch_max=40) as producer:
+    async with Producer(wire.send, timeout=60.0, batch_max=40) as producer:
         for number in range(100):
             await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number))
         await producer.flush()
@@ -81,7 +81,7 @@ async def test_posted_messages_leave_in_order_and_a_lost_answer_doubles_none(cli
 
 
 async def test_without_an_id_a_message_is_not_sent_again_and_the_error_says_so(client: Client, wire: LossyWire) -> None:
-    async with Producer(wire.send, timeout_ms=60_000, idempotent=False) as producer:
+    async with Producer(wire.send, timeout=60.0, idempotent=False) as producer:
         wire.losses = ["answer"]
         one, other = await asyncio.gather(
             producer.send(TOPIC, b"plain"), producer.send(TOPIC, b"named", deduplication_id="n"), return_exceptions=True
@@ -96,7 +96,7 @@ async def test_without_an_id_a_message_is_not_sent_again_and_the_error_says_so(c
 
 
 async def test_an_error_concerns_its_message_only_and_flush_raises_it(client: Client, wire: LossyWire) -> None:
-    producer = Producer(wire.send, timeout_ms=60_000, retry_ms=0)
+    producer = Producer(wire.send, timeout=60.0, retry_timeout=0.0)
     good = await producer.post(OutgoingMessage(topic=TOPIC, body=b"good"))
     bad = await producer.post(OutgoingMessage(topic="a/#"))
     with pytest.raises(InvalidTopic):
@@ -105,7 +105,7 @@ async def test_an_error_concerns_its_message_only_and_flush_raises_it(client: Cl
     assert good.result().message_id
     await producer.flush()
     wire.losses = ["answer"]
-    with pytest.raises(SendOutcomeUnknown, match="retry_ms"):
+    with pytest.raises(SendOutcomeUnknown, match="retry_timeout"):
         await producer.send(TOPIC, b"late")
     await producer.aclose()
     with pytest.raises(ClientClosed):
@@ -114,7 +114,7 @@ async def test_an_error_concerns_its_message_only_and_flush_raises_it(client: Cl
 
 @pytest.mark.parametrize("bounds", [{"buffer_max": 2}, {"buffer_bytes_max": 2_100}])
 async def test_a_full_buffer_holds_up_its_senders_in_turn(client: Client, wire: LossyWire, bounds: dict[str, int]) -> None:
-    producer = Producer(wire.send, timeout_ms=60_000, idempotent=False, **bounds)  # type: ignore[arg-type]
+    producer = Producer(wire.send, timeout=60.0, idempotent=False, **bounds)  # type: ignore[arg-type]
     wire.gate.clear()
     posts = [
         asyncio.create_task(producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number * 1_000))) for number in range(5)
@@ -130,7 +130,7 @@ async def test_a_full_buffer_holds_up_its_senders_in_turn(client: Client, wire: 
 
 
 async def test_lingering_gathers_a_batch_until_it_is_full_or_flushed(client: Client, wire: LossyWire) -> None:
-    async with Producer(wire.send, timeout_ms=60_000, linger_ms=60_000, batch_max=3) as producer:
+    async with Producer(wire.send, timeout=60.0, linger=60.0, batch_max=3) as producer:
         for number in range(4):
             await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number))
             await asyncio.sleep(0.001)
@@ -140,7 +140,7 @@ async def test_lingering_gathers_a_batch_until_it_is_full_or_flushed(client: Cli
 
 
 async def test_only_a_batch_that_is_not_full_lingers(client: Client, wire: LossyWire) -> None:
-    async with Producer(wire.send, timeout_ms=60_000, linger_ms=60_000, batch_max=3) as producer:
+    async with Producer(wire.send, timeout=60.0, linger=60.0, batch_max=3) as producer:
         posted = [await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number)) for number in range(7)]
         async with asyncio.timeout(WAIT_S_MAX):
             await asyncio.wait(posted[:6])
@@ -151,7 +151,7 @@ async def test_only_a_batch_that_is_not_full_lingers(client: Client, wire: Lossy
 
 @pytest.mark.parametrize("bounds", [{"buffer_max": 2}, {"buffer_bytes_max": 2_100}])
 async def test_a_full_buffer_does_not_linger(client: Client, wire: LossyWire, bounds: dict[str, int]) -> None:
-    producer = Producer(wire.send, timeout_ms=60_000, linger_ms=60_000, **bounds)  # type: ignore[arg-type]
+    producer = Producer(wire.send, timeout=60.0, linger=60.0, **bounds)  # type: ignore[arg-type]
     async with producer, asyncio.timeout(WAIT_S_MAX):
         for number in range(5):
             await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number * 1_000))
@@ -177,7 +177,7 @@ async def test_a_node_that_restarts_gets_everything_once(tmp_path: Path) -> None
 
 async def test_threads_share_a_producer(node: Node) -> None:
     def work() -> None:
-        with SyncClient(node.target) as client, client.producer(linger_ms=5) as producer:
+        with SyncClient(node.target) as client, client.producer(linger=0.005) as producer:
             receipts = [producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number)) for number in range(50)]
             assert producer.send(TOPIC, b"last", deduplication_id="last").message_id
             assert producer.send(TOPIC, b"last", deduplication_id="last").repeated
@@ -193,7 +193,7 @@ async def test_threads_share_a_producer(node: Node) -> None:
 
 async def test_a_closed_client_takes_its_producers_along(node: Node) -> None:
     client = Client(node.target)
-    producer = client.producer(linger_ms=60_000)
+    producer = client.producer(linger=60.0)
     posted = await producer.post(OutgoingMessage(topic=TOPIC, body=b"x"))
     await client.aclose()
     assert posted.result().message_id

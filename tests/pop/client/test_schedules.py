@@ -47,12 +47,12 @@ async def test_a_schedule_is_described_as_it_was_created(node: Node, client: Cli
         tag="t",
         message_group="g",
         content_type="text/plain",
-        expire_after_ms=5,
+        expire_after=0.005,
         start_ms=start_ms,
         end_ms=start_ms + 10**10,
         count=7,
         missed="latest",
-        grace_ms=9,
+        grace=0.009,
     )
     assert made == await client.schedules.describe("report/acme")
     schedule = made.schedule
@@ -62,10 +62,10 @@ async def test_a_schedule_is_described_as_it_was_created(node: Node, client: Cli
         b"{{number}}",
         True,
     )
-    assert (schedule.cron, schedule.zone, schedule.WhichOneof("rule")) == ("0 2 * * MON", "Europe/Berlin", "cron")
-    assert (dict(schedule.properties), schedule.tag, schedule.message_group) == ({"a": "b"}, "t", "g")
-    assert (schedule.start_ms, schedule.end_ms, schedule.count) == (start_ms, start_ms + 10**10, 7)
-    assert (schedule.content_type, schedule.expire_after_ms, schedule.grace_ms) == ("text/plain", 5, 9)
+    assert (schedule.cron, schedule.zone, schedule.every) == ("0 2 * * MON", "Europe/Berlin", 0.0)
+    assert (schedule.properties, schedule.tag, schedule.message_group) == ({"a": "b"}, "t", "g")
+    assert (schedule.start_ms, schedule.end_ms, schedule.count, schedule.missed) == (start_ms, start_ms + 10**10, 7, "latest")
+    assert (schedule.content_type, schedule.expire_after, schedule.grace) == ("text/plain", 0.005, 0.009)
     assert (made.next_ms, len(made.upcoming_ms)) == (made.upcoming_ms[0], 5)
     assert {b - a for a, b in zip(made.upcoming_ms, made.upcoming_ms[1:], strict=False)} <= {
         n * HOUR_MS for n in (167, 168, 169)
@@ -74,16 +74,16 @@ async def test_a_schedule_is_described_as_it_was_created(node: Node, client: Cli
 
 async def test_a_schedule_is_paused_resumed_run_and_deleted(node: Node, client: Client) -> None:
     await client.groups.create(GROUP, FILTER)
-    await client.schedules.create("s", TOPIC, b"x", every_ms=HOUR_MS, start_ms=node.store.now_ms() + HOUR_MS)
+    await client.schedules.create("s", TOPIC, b"x", every=HOUR_MS / 1000, start_ms=node.store.now_ms() + HOUR_MS)
     message_id = await client.schedules.run("s")
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     assert (message.message_id, message.body, message.properties["schedule"]) == (message_id, b"x", "s")
     await message.ack()
     assert (await client.schedules.pause("s")).paused
     node.advance(2 * HOUR_MS)
     assert not (await client.schedules.resume("s")).paused
     node.advance(HOUR_MS)
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     found = await client.schedules.describe("s")
     assert (found.sent, int(message.properties["occurrence-ms"])) == (2, found.last_ms)
     await message.ack()
@@ -94,11 +94,11 @@ async def test_a_schedule_is_paused_resumed_run_and_deleted(node: Node, client: 
 
 
 async def test_a_name_is_taken_until_its_schedule_is_replaced_or_deleted(client: Client) -> None:
-    await client.schedules.create("s", TOPIC, every_ms=1_000)
+    await client.schedules.create("s", TOPIC, every=1.0)
     with pytest.raises(ScheduleExists, match="'s'"):
-        await client.schedules.create("s", TOPIC, every_ms=2_000)
-    replaced = await client.schedules.create("s", TOPIC, every_ms=2_000, replace=True)
-    assert (replaced.schedule.every_ms, len(await client.schedules.list())) == (2_000, 1)
+        await client.schedules.create("s", TOPIC, every=2.0)
+    replaced = await client.schedules.create("s", TOPIC, every=2.0, replace=True)
+    assert (replaced.schedule.every, len(await client.schedules.list())) == (2.0, 1)
     await client.schedules.delete("s")
     for call in (
         client.schedules.describe,
@@ -113,7 +113,7 @@ async def test_a_name_is_taken_until_its_schedule_is_replaced_or_deleted(client:
 
 async def test_schedules_are_listed_by_name_in_pages(client: Client) -> None:
     for name in ("b/2", "a", "b/1"):
-        await client.schedules.create(name, TOPIC, every_ms=HOUR_MS)
+        await client.schedules.create(name, TOPIC, every=HOUR_MS / 1000)
 
     def names(found: list[ScheduleDescription]) -> list[str]:
         return [each.schedule.name for each in found]
@@ -123,14 +123,14 @@ async def test_schedules_are_listed_by_name_in_pages(client: Client) -> None:
     assert names(await client.schedules.list(limit=2)) == ["a", "b/1"]
     assert names(await client.schedules.list(after="b/1")) == ["b/2"]
     with pytest.raises(Overloaded, match=r"timer\.schedules_max"):
-        await client.schedules.create("c", TOPIC, every_ms=HOUR_MS)
+        await client.schedules.create("c", TOPIC, every=HOUR_MS / 1000)
 
 
 async def test_a_page_of_large_schedules_is_short_and_the_clients_list_all_of_them(tmp_path: Path) -> None:
     async with Node(tmp_path / "data") as node, Client(node.target) as client:
         names = [f"{number:02}" for number in range(30)]
         for name in names:
-            await client.schedules.create(name, TOPIC, bytes(60_000), every_ms=HOUR_MS)
+            await client.schedules.create(name, TOPIC, bytes(60_000), every=HOUR_MS / 1000)
         async with grpc.aio.insecure_channel(node.target) as channel:
             page = await cast(Any, ScheduleServiceStub(channel)).ListSchedules(pb.ListSchedulesRequest(schedules_max=10_000))
         assert PAGE_BYTES < page.ByteSize() < PAGE_BYTES + 64 * 1024, "a small request gets a response of bounded size"
@@ -169,14 +169,14 @@ async def test_a_schedule_that_is_not_valid_is_refused(client: Client) -> None:
     with pytest.raises(RequestInvalid, match="five fields"):
         await client.schedules.create("s", TOPIC, cron="* * *")
     with pytest.raises(RequestInvalid, match="topic"):
-        await client.schedules.create("s", "a/+", every_ms=1_000)
+        await client.schedules.create("s", "a/+", every=1.0)
     with pytest.raises(RequestInvalid, match="properties"):
-        await client.schedules.create("s", TOPIC, every_ms=1_000, properties={str(n): "" for n in range(129)})
+        await client.schedules.create("s", TOPIC, every=1.0, properties={str(n): "" for n in range(129)})
     with pytest.raises(ValueError, match="exactly one"):
-        await client.schedules.create("s", TOPIC, every_ms=1_000, rrule="FREQ=DAILY")
+        await client.schedules.create("s", TOPIC, every=1.0, rrule="FREQ=DAILY")
     perhaps: MissedPolicy = "perhaps"  # type: ignore[assignment]  # what a caller without a type checker may write
     with pytest.raises(ValueError, match="missed"):
-        await client.schedules.create("s", TOPIC, every_ms=1_000, missed=perhaps)
+        await client.schedules.create("s", TOPIC, every=1.0, missed=perhaps)
 
 
 async def test_schedules_are_there_after_a_restart(tmp_path: Path) -> None:

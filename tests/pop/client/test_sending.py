@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -72,8 +73,8 @@ async def test_a_batch_names_its_refused_messages_and_stores_the_others(client: 
         ({"topic": "a/#"}, InvalidTopic),
         ({"topic": TOPIC, "body": bytes(5 * 1024 * 1024)}, MessageTooLarge),
         ({"topic": TOPIC, "deliver_at_ms": 2**62}, InvalidDeliveryTime),
-        ({"topic": TOPIC, "delay_ms": 5_000, "expire_after_ms": 5_000}, InvalidDeliveryTime),
-        ({"topic": TOPIC, "deliver_at_ms": 1, "delay_ms": 1}, ValueError),
+        ({"topic": TOPIC, "delay": 5.0, "expire_after": timedelta(seconds=5)}, InvalidDeliveryTime),
+        ({"topic": TOPIC, "deliver_at_ms": 1, "delay": 1.0}, ValueError),
     ],
 )
 async def test_a_refused_message_raises_and_the_client_stays_usable(
@@ -91,17 +92,17 @@ async def test_a_refused_message_does_not_fail_other_messages_of_its_call(client
 
 
 def test_a_delay_is_sent_as_a_delay_because_the_clock_of_the_sender_may_be_wrong() -> None:
-    assert OutgoingMessage(topic=TOPIC, delay_ms=5).encoded() == pb.Message(topic=TOPIC, delay_ms=5)
+    assert OutgoingMessage(topic=TOPIC, delay=0.005).encoded() == pb.Message(topic=TOPIC, delay_ms=5)
 
 
-@pytest.mark.parametrize("how", ["delay_ms", "deliver_at_ms"])
+@pytest.mark.parametrize("how", ["delay", "deliver_at_ms"])
 async def test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled_before(
     node: Node, client: Client, how: str
 ) -> None:
     now_ms = time.time_ns() // 1_000_000
 
-    def when(delay_ms: int) -> dict[str, int]:
-        return {"delay_ms": delay_ms} if how == "delay_ms" else {"deliver_at_ms": now_ms + delay_ms}
+    def when(delay_ms: int) -> dict[str, float]:
+        return {"delay": delay_ms / 1000} if how == "delay" else {"deliver_at_ms": now_ms + delay_ms}
 
     late = await client.send(TOPIC, b"late", **when(LATE_MS))  # type: ignore[arg-type]
     never = await client.send(TOPIC, b"never", **when(2 * LATE_MS))  # type: ignore[arg-type]

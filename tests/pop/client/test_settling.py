@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -47,7 +48,7 @@ async def test_an_ack_that_is_not_awaited_is_sent_before_the_client_closes(node:
 async def test_each_ack_has_an_outcome_of_its_own(node: Node, client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC)] * 3)
     a, b, c = await client.pop(FILTER, group=GROUP)
-    await c.extend(1)
+    await c.extend(0.001)
     await node.until(lambda: node.core.counters.revived == 1)
     outcomes = await asyncio.gather(a.ack(), a.ack(), b.ack(), c.ack(), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), AlreadyAcked, type(None), HandleExpired]
@@ -71,7 +72,7 @@ async def test_messages_that_are_acknowledged_together_have_each_an_outcome(node
 async def test_acks_wait_for_the_next_pop_while_there_is_a_backlog_and_no_longer(node: Node, client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(6)])
     position = node.store.log.end
-    consumer = client.consume(FILTER, group=GROUP, batch=2, prefetch=2, wait_ms=60_000, ack_hold_ms=60_000)
+    consumer = client.consume(FILTER, group=GROUP, batch=2, prefetch=2, wait=60.0, ack_hold=60.0)
     async with consumer:
         for _ in range(3):
             messages = await consumer.take(2)
@@ -108,7 +109,7 @@ async def test_a_pop_acknowledges_the_batch_before_and_names_refused_handles(nod
 async def test_a_pop_with_acks_waits_for_messages_once_the_acks_are_durable(node: Node, client: Client) -> None:
     await client.send(TOPIC, b"a")
     (message,) = await client.pop(FILTER, group=GROUP)
-    waiting = asyncio.create_task(client.pop(FILTER, group=GROUP, wait_ms=LONG_MS, acks=[message.handle, "x"]))
+    waiting = asyncio.create_task(client.pop(FILTER, group=GROUP, wait=LONG_MS / 1000, acks=[message.handle, "x"]))
     await node.until(lambda: node.core.waiting == 1)
     assert in_flight(node) == 0
     await client.send(TOPIC, b"b")
@@ -157,7 +158,7 @@ async def test_a_nack_returns_the_message_as_a_failed_attempt(client: Client) ->
         if message.attempt == 3:
             await message.ack()
             break
-        await message.nack(delay_ms=10 if message.attempt == 2 else 0)
+        await message.nack(delay=0.01 if message.attempt == 2 else 0.0)
         with pytest.raises(HandleReplaced):
             await message.ack()
     assert attempts == [1, 2, 3]
@@ -171,23 +172,25 @@ async def test_a_suspended_message_comes_back_without_a_counted_attempt(client: 
         seen += 1
         if seen == 4:
             break
-        await message.suspend(seen)
+        await message.suspend(timedelta(milliseconds=seen))
     assert seen == 4
 
 
 async def test_an_extended_message_is_acknowledged_after_its_first_deadline(node: Node, client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC, body=body) for body in (b"kept", b"let go")])
-    kept, let_go = await client.pop(FILTER, group=GROUP, invisible_ms=60_000)
+    kept, let_go = await client.pop(FILTER, group=GROUP, invisible=60.0)
     old = kept.handle
-    await kept.extend(3_600_000)
+    await kept.extend(3_600)
     assert kept.handle != old
     node.advance(60_000)
-    (again,) = await client.pop(FILTER, group=GROUP, wait_ms=LONG_MS)
+    (again,) = await client.pop(FILTER, group=GROUP, wait=LONG_MS / 1000)
     assert again.body == b"let go"
     await kept.ack()
     with pytest.raises(HandleExpired):
         await let_go.ack()
     with pytest.raises(InvalidInvisibleTime):
+        await again.extend(timedelta(days=400))
+    with pytest.raises(ValueError, match="invisible is -1 seconds: use 0 or more"):
         await again.extend(-1)
     await again.ack()
     assert in_flight(node) == 0

@@ -58,12 +58,12 @@ async def test_a_stream_yields_messages_as_they_come_within_its_credits(node: No
 async def test_a_broken_stream_returns_messages_at_once_or_when_due(node: Node, client: Client, give_back: bool) -> None:
     await client.send(TOPIC, b"a")
     other = Client(node.target)
-    async with other.stream(FILTER, group=GROUP, invisible_ms=600_000, give_back=give_back) as messages:
+    async with other.stream(FILTER, group=GROUP, invisible=600.0, give_back=give_back) as messages:
         await anext(aiter(messages))
         await other._channel.close(None)  # The process ends without leaving the stream.
     if not give_back:
         node.advance(600_000)
-    (again,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (again,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     assert again.attempt == (1 if give_back else 2)
     await other.aclose()
 
@@ -86,7 +86,7 @@ async def test_nack_and_suspend_on_a_stream_free_a_credit(client: Client) -> Non
 
 async def test_a_delivery_that_expires_frees_its_credit(node: Node, client: Client) -> None:
     await client.send(TOPIC, b"a")
-    async with client.stream(FILTER, group=GROUP, credits=1, invisible_ms=600_000) as messages:
+    async with client.stream(FILTER, group=GROUP, credits=1, invisible=600.0) as messages:
         stream = aiter(messages)
         assert (await anext(stream)).attempt == 1
         node.advance(600_000)

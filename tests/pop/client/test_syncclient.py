@@ -31,7 +31,7 @@ def use_synchronously(target: str) -> list[bytes]:
     with SyncClient(target) as client:
         client.groups.create(GROUP, FILTER, settings=group_settings(attempts_max=2))
         client.send(TOPIC, b"1")
-        delayed = client.send(TOPIC, b"never", delay_ms=60_000)
+        delayed = client.send(TOPIC, b"never", delay=60.0)
         client.recall(delayed.recall_handle)
         with client.transactions.begin(TOPIC, b"2", producer="orders"):
             assert len(client.transactions.pending("orders")) == 1
@@ -44,7 +44,7 @@ def use_synchronously(target: str) -> list[bytes]:
         for message in client.consume(FILTER, group=GROUP, batch=2):
             seen.append(message.body)
             if message.attempt == 1:
-                message.extend(60_000)
+                message.extend(60)
                 message.nack()
             elif message.body == b"1":
                 message.ack()
@@ -54,16 +54,16 @@ def use_synchronously(target: str) -> list[bytes]:
                 break
         assert [letter.topic for letter in client.dead_letters.of_group(GROUP)] == [TOPIC]
         assert client.dead_letters.redrive(GROUP) == 1
-        (message,) = client.pop(FILTER, group=GROUP, wait_ms=60_000, attempt_id="x")
+        (message,) = client.pop(FILTER, group=GROUP, wait=60.0, attempt_id="x")
         assert message.attempt == 1
         message.suspend()
-        (message,) = client.pop(FILTER, group=GROUP, wait_ms=60_000)
+        (message,) = client.pop(FILTER, group=GROUP, wait=60.0)
         client.ack([message.handle], group=GROUP)
         with pytest.raises(AlreadyAcked):
             message.ack()
         client.send(TOPIC, b"3")
         (message,) = client.pop(FILTER, group=GROUP)
-        popped = client.pop(FILTER, group=GROUP, wait_ms=20, acks=[message.handle, "x"])
+        popped = client.pop(FILTER, group=GROUP, wait=0.02, acks=[message.handle, "x"])
         assert (list(popped), list(popped.refused)) == ([], ["x"])
         assert client.groups.describe(GROUP)[0].in_flight == 0
         client.groups.delete(GROUP)

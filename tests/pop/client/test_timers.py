@@ -34,7 +34,7 @@ async def client(node: Node) -> AsyncIterator[Client]:
 
 
 async def test_a_pending_message_is_found_by_its_handle_and_by_its_key(client: Client) -> None:
-    sent = await client.send(TOPIC, b"x", delay_ms=HOUR_MS, timer_key="order/7")
+    sent = await client.send(TOPIC, b"x", delay=HOUR_MS / 1000, timer_key="order/7")
     found = await client.timers.find(sent.recall_handle)
     assert found == await client.timers.find(topic=TOPIC, key="order/7")
     assert (found.recall_handle, found.message_id, found.topic, found.key) == (
@@ -43,7 +43,7 @@ async def test_a_pending_message_is_found_by_its_handle_and_by_its_key(client: C
         TOPIC,
         "order/7",
     )
-    plain = await client.send(TOPIC, b"x", delay_ms=HOUR_MS)
+    plain = await client.send(TOPIC, b"x", delay=HOUR_MS / 1000)
     assert (await client.timers.find(plain.recall_handle)).key == ""
     with pytest.raises(UnknownMessage, match="order/8"):
         await client.timers.find(topic=TOPIC, key="order/8")
@@ -56,8 +56,8 @@ async def test_a_pending_message_is_found_by_its_handle_and_by_its_key(client: C
 
 async def test_a_message_replaces_the_one_of_its_key_and_is_cancelled_by_it(node: Node, client: Client) -> None:
     await client.groups.create(GROUP, FILTER)
-    first = await client.send(TOPIC, b"first", delay_ms=HOUR_MS, timer_key="k")
-    await client.send(TOPIC, b"second", delay_ms=2 * HOUR_MS, timer_key="k")
+    first = await client.send(TOPIC, b"first", delay=HOUR_MS / 1000, timer_key="k")
+    await client.send(TOPIC, b"second", delay=2 * HOUR_MS / 1000, timer_key="k")
     with pytest.raises(AlreadyRecalled):
         await client.recall(first.recall_handle)
     await client.timers.cancel(topic=TOPIC, key="k")
@@ -69,17 +69,17 @@ async def test_a_message_replaces_the_one_of_its_key_and_is_cancelled_by_it(node
 
 async def test_a_message_is_rescheduled(node: Node, client: Client) -> None:
     await client.groups.create(GROUP, FILTER)
-    sent = await client.send(TOPIC, b"x", delay_ms=HOUR_MS, properties={"a": "b"}, tag="t")
-    moved = await client.timers.reschedule(sent.recall_handle, delay_ms=3 * HOUR_MS)
+    sent = await client.send(TOPIC, b"x", delay=HOUR_MS / 1000, properties={"a": "b"}, tag="t")
+    moved = await client.timers.reschedule(sent.recall_handle, delay=3 * HOUR_MS / 1000)
     with pytest.raises(AlreadyRecalled):
-        await client.timers.reschedule(sent.recall_handle, delay_ms=HOUR_MS)
+        await client.timers.reschedule(sent.recall_handle, delay=HOUR_MS / 1000)
     node.advance(2 * HOUR_MS)
     assert await client.pop(FILTER, group=GROUP) == []
     with pytest.raises(RequestInvalid, match="deliver_at_ms"):
         await client.timers.reschedule(moved.recall_handle, deliver_at_ms=2**60)
     at_once = await client.timers.reschedule(moved.recall_handle, deliver_at_ms=1)
     node.advance(5)
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     assert (message.body, message.message_id, message.tag) == (b"x", at_once.message_id, "t")
     assert message.properties == {"a": "b"}
     with pytest.raises(AlreadyFired):
@@ -89,7 +89,7 @@ async def test_a_message_is_rescheduled(node: Node, client: Client) -> None:
 async def test_a_message_whose_record_is_damaged_is_not_moved_and_stays_pending(
     tmp_path: Path, node: Node, client: Client
 ) -> None:
-    sent = await client.send(TOPIC, b"x" * 100, delay_ms=HOUR_MS, timer_key="k")
+    sent = await client.send(TOPIC, b"x" * 100, delay=HOUR_MS / 1000, timer_key="k")
     (segment,) = (tmp_path / "data" / DIRECTORY).iterdir()
     with segment.open("r+b") as log:
         log.seek(segment.read_bytes().index(b"x" * 100))
@@ -97,7 +97,7 @@ async def test_a_message_whose_record_is_damaged_is_not_moved_and_stays_pending(
     named: list[dict[str, Any]] = [{"recall_handle": sent.recall_handle}, {"topic": TOPIC, "key": "k"}]
     for names in named:
         with pytest.raises(UnknownMessage, match="damaged"):
-            await client.timers.reschedule(**names, delay_ms=2 * HOUR_MS)
+            await client.timers.reschedule(**names, delay=2 * HOUR_MS / 1000)
         with pytest.raises(UnknownMessage, match="damaged"):
             await client.timers.find(**names)
     await client.timers.cancel(sent.recall_handle)
@@ -106,23 +106,23 @@ async def test_a_message_whose_record_is_damaged_is_not_moved_and_stays_pending(
 
 
 async def test_a_message_whose_record_is_damaged_can_be_replaced(tmp_path: Path, node: Node, client: Client) -> None:
-    sent = await client.send(TOPIC, b"x" * 100, delay_ms=HOUR_MS, timer_key="k")
+    sent = await client.send(TOPIC, b"x" * 100, delay=HOUR_MS / 1000, timer_key="k")
     (segment,) = (tmp_path / "data" / DIRECTORY).iterdir()
     with segment.open("r+b") as log:
         log.seek(segment.read_bytes().index(b"x" * 100))
         log.write(b"y")
-    await client.send(TOPIC, b"new", delay_ms=HOUR_MS, timer_key="k")
+    await client.send(TOPIC, b"new", delay=HOUR_MS / 1000, timer_key="k")
     with pytest.raises(AlreadyRecalled):
         await client.timers.cancel(sent.recall_handle)
 
 
 def use_synchronously(target: str) -> None:
     with SyncClient(target) as client:
-        sent = client.send(TOPIC, b"x", delay_ms=HOUR_MS, timer_key="k")
+        sent = client.send(TOPIC, b"x", delay=HOUR_MS / 1000, timer_key="k")
         assert client.timers.find(topic=TOPIC, key="k").recall_handle == sent.recall_handle
         assert [timer.recall_handle for timer in client.timers.list().timers] == [sent.recall_handle]
         assert client.timers.count().pending == 1
-        moved = client.timers.reschedule(topic=TOPIC, key="k", delay_ms=2 * HOUR_MS)
+        moved = client.timers.reschedule(topic=TOPIC, key="k", delay=2 * HOUR_MS / 1000)
         client.timers.cancel(moved.recall_handle)
         with pytest.raises(AlreadyRecalled):
             client.timers.cancel(moved.recall_handle)
@@ -133,8 +133,8 @@ async def test_the_client_for_threads_does_the_same(node: Node) -> None:
 
 
 async def test_pending_messages_are_listed_page_by_page_in_order_of_delivery(node: Node, client: Client) -> None:
-    sent = [await client.send(f"plant/{number % 2}/x", b"x" * 10, delay_ms=HOUR_MS * (20 - number)) for number in range(20)]
-    keyed = await client.send("orders/7/timeout", b"x", delay_ms=HOUR_MS // 2, timer_key="7")
+    sent = [await client.send(f"plant/{number % 2}/x", b"x" * 10, delay=HOUR_MS * (20 - number) / 1000) for number in range(20)]
+    keyed = await client.send("orders/7/timeout", b"x", delay=HOUR_MS / 2000, timer_key="7")
     everything = (await client.timers.list()).timers
     assert [timer.message_id for timer in everything] == [each.message_id for each in (keyed, *reversed(sent))]
     assert everything[0] == await client.timers.find(keyed.recall_handle)
@@ -158,7 +158,7 @@ async def test_pending_messages_are_listed_page_by_page_in_order_of_delivery(nod
 async def test_pending_messages_are_counted(node: Node, client: Client) -> None:
     assert (await client.timers.count()).next_ms == 0
     for delay_ms in (30_000, 30 * 60_000, 12 * HOUR_MS, 12 * HOUR_MS, 100 * HOUR_MS):
-        last = await client.send(TOPIC, b"x", delay_ms=delay_ms)
+        last = await client.send(TOPIC, b"x", delay=delay_ms / 1000)
     found = await client.timers.count()
     assert (found.pending, found.due_minute, found.due_hour, found.due_day) == (5, 1, 2, 4)
     node.advance(24 * HOUR_MS)
@@ -187,7 +187,7 @@ async def test_all_pending_messages_of_a_client_are_cancelled_in_one_call(
         about = Properties(deliver_at_ms=node.clock.now_ms() + HOUR_MS + number, by=eve.row())
         store.append_message(store.router.route(TOPIC.encode()), b"of eve", encode_properties(about), 1 | Flag.DELAYED)
     store.commit()
-    kept = await client.send(TOPIC, b"of another", delay_ms=HOUR_MS)
+    kept = await client.send(TOPIC, b"of another", delay=HOUR_MS / 1000)
     assert len((await client.timers.list(client_id="eve")).timers) == 8
     assert await client.timers.cancel_all("nobody/#", client_id="eve") == 0
     assert await client.timers.cancel_all("#", client_id="eve") == 8

@@ -72,7 +72,7 @@ async def client(node: Node, spans: Spans) -> AsyncIterator[Client]:
 
 async def test_a_message_is_followed_from_send_to_ack(client: Client, spans: Spans) -> None:
     receipt = await client.send(TOPIC, b"21.5", properties={"unit": "C"})
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     await message.ack()
     send, receive, ack = spans.one(f"send {TOPIC}"), spans.one(f"receive {FILTER}"), spans.one(f"ack {TOPIC}")
     assert (send.kind, receive.kind, ack.kind) == (SpanKind.PRODUCER, SpanKind.CLIENT, SpanKind.CLIENT)
@@ -93,7 +93,7 @@ async def test_a_batch_has_a_span_for_each_message_and_links_to_them(client: Cli
     assert linked(spans.one("send")) == created
     messages: list[Message] = []
     while len(messages) < 3:
-        messages += await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+        messages += await client.pop(FILTER, group=GROUP, wait=60.0)
     await client.ack([message.handle for message in messages], group=GROUP)
     assert set().union(*map(linked, spans.named(f"receive {FILTER}"))) == created
     assert about(spans.one(f"ack {GROUP}"), "batch.message_count") == 3
@@ -101,7 +101,7 @@ async def test_a_batch_has_a_span_for_each_message_and_links_to_them(client: Cli
 
 async def test_a_context_that_a_message_has_already_is_kept(client: Client, spans: Spans) -> None:
     await client.send(TOPIC, b"x", properties=TRACED)
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     assert message.properties == TRACED
     assert linked(spans.one(f"send {TOPIC}")) == {int(PARENT, 16)}
 
@@ -111,8 +111,8 @@ async def test_failures_are_in_the_spans(client: Client, spans: Spans) -> None:
         await client.send("a/#", b"x")
     assert spans.one("send a/#").status.status_code == StatusCode.ERROR
     await client.send(TOPIC, b"x")
-    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000, invisible_ms=1)
-    (again,) = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    (message,) = await client.pop(FILTER, group=GROUP, wait=60.0, invisible=0.001)
+    (again,) = await client.pop(FILTER, group=GROUP, wait=60.0)
     with pytest.raises((HandleExpired, StatusError)):
         await message.ack()
     failed = spans.one(f"ack {TOPIC}")
@@ -144,7 +144,7 @@ async def test_messages_that_are_acknowledged_together_have_one_span_with_their_
         await client.send(TOPIC, b"%d" % number)
     messages: list[Message] = []
     while len(messages) < 3:
-        messages += await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+        messages += await client.pop(FILTER, group=GROUP, wait=60.0)
     await messages[0].nack()
     await ack_together(messages)
     ack = spans.one(f"ack {GROUP}")
@@ -188,7 +188,7 @@ async def test_the_context_in_metadata_of_a_call_goes_with_its_messages(node: No
         await stub.Send(pb.SendRequest(messages=[bare]), metadata=(("traceparent", "no such form"),))
     got: list[Message] = []
     while len(got) < 3:
-        got += await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+        got += await client.pop(FILTER, group=GROUP, wait=60.0)
     assert [message.properties for message in got] == [TRACED, {"traceparent": "own"}, {}]
 
 
@@ -205,7 +205,7 @@ async def test_threads_make_the_same_spans(node: Node, spans: Spans) -> None:
     def use() -> None:
         with SyncClient(node.target, tracing=spans.tracing) as client:
             client.send(TOPIC, b"x")
-            (message,) = client.pop(FILTER, group=GROUP, wait_ms=60_000)
+            (message,) = client.pop(FILTER, group=GROUP, wait=60.0)
             message.ack()
 
     await asyncio.to_thread(use)

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock import Client
+from penstock import Client, PendingTransaction
 from penstock.pop.errors import (
     AlreadyCommitted,
     AlreadyRolledBack,
@@ -67,14 +67,14 @@ async def test_a_producer_is_asked_for_a_missing_outcome(node: Node, client: Cli
     await client.transactions.begin(TOPIC, b"dropped", producer="orders")
     asked = []
 
-    async def decide(transaction: pb.Transaction) -> bool | None:
+    async def decide(transaction: PendingTransaction) -> bool | None:
         asked.append(transaction.message.body)
         if len(asked) == 1:
             return None  # The outcome is open.
         return transaction.message_id == kept.message_id
 
     answering = asyncio.ensure_future(client.transactions.answer_checks("orders", decide))
-    messages = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    messages = await client.pop(FILTER, group=GROUP, wait=60.0)
     await node.until(lambda: len(node.transactions) == 0)
     answering.cancel()
     assert [message.body for message in messages] == [b"kept"]
@@ -97,11 +97,11 @@ async def test_a_block_that_gets_no_answer_leaves_its_outcome_to_the_node(node: 
         await fail()
     assert len(await client.transactions.pending("orders")) == 2
 
-    async def decide(pending: pb.Transaction) -> bool:
+    async def decide(pending: PendingTransaction) -> bool:
         return pending.message_id == transaction.message_id
 
     answering = asyncio.ensure_future(client.transactions.answer_checks("orders", decide))
-    messages = await client.pop(FILTER, group=GROUP, wait_ms=60_000)
+    messages = await client.pop(FILTER, group=GROUP, wait=60.0)
     await node.until(lambda: len(node.transactions) == 0)
     answering.cancel()
     assert [message.body for message in messages] == [b"kept"]

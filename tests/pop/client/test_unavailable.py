@@ -71,7 +71,11 @@ async def test_a_stream_goes_on_when_the_node_is_back(tmp_path: Path) -> None:
 async def test_a_stream_that_is_left_while_the_node_is_away_ends_at_once(tmp_path: Path) -> None:
     node = Node(tmp_path / "data")
     await node.start()
-    async with asyncio.timeout(WAIT_S_MAX), Client(node.target, close_ms=100) as client, client.stream(FILTER, group=GROUP):
+    async with (
+        asyncio.timeout(WAIT_S_MAX),
+        Client(node.target, close_timeout=0.1) as client,
+        client.stream(FILTER, group=GROUP),
+    ):
         await node.until(lambda: node.core.waiting == 1)
         await node.stop()
 
@@ -119,14 +123,14 @@ async def test_consumers_say_that_the_node_is_away_and_go_on_when_it_is_there(
 
 
 async def test_a_stream_that_waits_for_its_node_can_be_cancelled() -> None:
-    async with Client("127.0.0.1:1", close_ms=100) as client:
+    async with Client("127.0.0.1:1", close_timeout=0.1) as client:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3), client.stream(FILTER, group=GROUP):
                 raise AssertionError("there is no node")
 
 
 async def test_without_a_node_calls_fail_and_closing_returns() -> None:
-    async with Client("127.0.0.1:1", timeout_ms=100, close_ms=100) as client, asyncio.timeout(WAIT_S_MAX):
+    async with Client("127.0.0.1:1", timeout=0.1, close_timeout=0.1) as client, asyncio.timeout(WAIT_S_MAX):
         for call in (
             client.send(TOPIC),
             client.recall("00"),
@@ -154,7 +158,7 @@ async def test_calls_of_a_closed_client_raise(node: Node) -> None:
     with pytest.raises(ClientClosed):
         await message.ack()
     with pytest.raises(ClientClosed):
-        await message.extend(1)
+        await message.extend(0.001)
     with pytest.raises(ClientClosed):
         client.consume(FILTER, group=GROUP)
     with pytest.raises(ClientClosed):

@@ -42,14 +42,14 @@ async def listening(serve: Serve) -> AsyncIterator[str]:
 async def told(target: str, security: Security) -> str:
     """Return what clients of both kinds say; it must be the same."""
     said = []
-    async with Client(target, security=security, timeout_ms=300, close_ms=100) as client:
+    async with Client(target, security=security, timeout=0.3, close_timeout=0.1) as client:
         for check in (client.check_reachable(), client.send(TOPIC), client.groups.describe()):
             with pytest.raises(NodeUnavailable) as raised:
                 await check
             said.append(str(raised.value))
 
     def blocking() -> None:
-        with SyncClient(target, security=security, timeout_ms=300) as other:
+        with SyncClient(target, security=security, timeout=0.3) as other:
             for check in (other.check_reachable, lambda: other.send(TOPIC)):
                 with pytest.raises(NodeUnavailable) as raised:
                     check()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,7 @@ async def assert_each_was_seen_once(node: Node, seen: list[tuple[bytes, int]]) -
 async def test_messages_that_wait_behind_a_slow_one_lose_no_attempt(node: Node, client: Client, loop_time: LoopTime) -> None:
     """A handler of 4 s and the default batch made dead letters of 140 of 800 messages that no handler had seen."""
     seen = []
-    async with client.consume(FILTER, group=GROUP, batch=10, prefetch=30, invisible_ms=INVISIBLE_MS) as consumer:
+    async with client.consume(FILTER, group=GROUP, batch=10, prefetch=30, invisible=INVISIBLE_MS / 1000) as consumer:
         async for message in consumer:
             seen.append((message.body, message.attempt))
             if len(seen) == 1:
@@ -164,7 +165,7 @@ async def test_messages_that_wait_on_a_stream_behind_a_slow_one_lose_no_attempt(
     node: Node, client: Client, loop_time: LoopTime, give_back: bool
 ) -> None:
     seen = []
-    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=INVISIBLE_MS, give_back=give_back) as messages:
+    async with client.stream(FILTER, group=GROUP, credits=30, invisible=INVISIBLE_MS / 1000, give_back=give_back) as messages:
         async for message in messages:
             seen.append((message.body, message.attempt))
             if len(seen) == 1:
@@ -195,7 +196,7 @@ async def test_a_message_that_arrives_while_its_stream_closes_loses_no_attempt(n
 async def test_a_slow_stream_takes_credits_back_and_a_fast_one_gets_them_again(
     node: Node, client: Client, loop_time: LoopTime
 ) -> None:
-    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=INVISIBLE_MS) as messages:
+    async with client.stream(FILTER, group=GROUP, credits=30, invisible=INVISIBLE_MS / 1000) as messages:
         stream = aiter(messages)
         first = await anext(stream)
         loop_time.advance(SLOW_S)
@@ -212,7 +213,7 @@ async def test_a_slow_stream_takes_credits_back_and_a_fast_one_gets_them_again(
 async def test_messages_that_wait_in_a_thread_behind_a_slow_one_lose_no_attempt(
     node: Node, client: Client, monkeypatch: pytest.MonkeyPatch, invisible_ms: int
 ) -> None:
-    await client.groups.update(GROUP, group_settings(invisible_ms=INVISIBLE_MS))
+    await client.groups.update(GROUP, group_settings(invisible=INVISIBLE_MS / 1000))
     monkeypatch.setattr(unseen, "CHECKS", INVISIBLE_MS // 10)
     ahead_s = 0.0
     times = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s, sleep=time.sleep)
@@ -223,7 +224,7 @@ async def test_messages_that_wait_in_a_thread_behind_a_slow_one_lose_no_attempt(
     def consume() -> None:
         nonlocal ahead_s
         with SyncClient(node.target) as other:
-            for message in other.consume(FILTER, group=GROUP, batch=30, invisible_ms=invisible_ms):
+            for message in other.consume(FILTER, group=GROUP, batch=30, invisible=invisible_ms / 1000):
                 seen.append((message.body, message.attempt))
                 if len(seen) == 1:
                     ahead_s = SLOW_S
@@ -247,7 +248,7 @@ async def test_a_thread_that_leaves_its_loop_returns_the_rest_at_once(node: Node
                 break
 
     await asyncio.to_thread(consume)
-    rest = await client.pop(FILTER, group=GROUP, messages_max=100, wait_ms=60_000)
+    rest = await client.pop(FILTER, group=GROUP, messages_max=100, wait=60.0)
     await node.until(lambda: node.group().in_flight == len(rest) == 29)
     assert {message.attempt for message in rest} == {1}
 
@@ -256,7 +257,7 @@ async def test_an_event_loop_that_is_blocked_for_too_long_is_reported(
     node: Node, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop_time = LoopTime()
-    async with client.consume(FILTER, group=GROUP, batch=30, prefetch=30, invisible_ms=INVISIBLE_MS) as consumer:
+    async with client.consume(FILTER, group=GROUP, batch=30, prefetch=30, invisible=INVISIBLE_MS / 1000) as consumer:
         async for _ in consumer:
             await node.until(lambda: node.group().in_flight == 30)
             loop_time.advance(601)  # No other task has a turn meanwhile.
@@ -266,7 +267,7 @@ async def test_an_event_loop_that_is_blocked_for_too_long_is_reported(
     assert "something blocks the event loop" in caplog.text
 
 
-@pytest.mark.parametrize("options", [{"batch": 0}, {"invisible_ms": -1}, {"wait_ms": -1}])
-def test_numbers_out_of_bounds_are_refused_before_any_call(options: dict[str, int]) -> None:
-    with SyncClient("127.0.0.1:1") as client, pytest.raises(ValueError, match="at least"):
+@pytest.mark.parametrize("options", [{"batch": 0}, {"invisible": -1}, {"wait": -1}])
+def test_numbers_out_of_bounds_are_refused_before_any_call(options: dict[str, Any]) -> None:
+    with SyncClient("127.0.0.1:1") as client, pytest.raises(ValueError, match="use "):
         client.consume(FILTER, group=GROUP, **options)

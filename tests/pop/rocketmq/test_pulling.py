@@ -166,7 +166,7 @@ async def test_a_message_whose_time_to_live_has_passed_is_passed_over(node: Node
     node.settle_queues()
     async with PopClient(node.target) as client:
         await client.send_batch(
-            [OutgoingMessage(topic=TOPIC, body=b"short", expire_after_ms=1_000), OutgoingMessage(topic=TOPIC, body=b"long")]
+            [OutgoingMessage(topic=TOPIC, body=b"short", expire_after=1.0), OutgoingMessage(topic=TOPIC, body=b"long")]
         )
     node.advance(5_000)
     code, messages, next_offset = await pull(caller, 0)

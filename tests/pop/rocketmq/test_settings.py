@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pop.backoff import Backoff, Exponential
+from penstock.pop.backoff import Backoff, ExponentialBackoff
 from penstock.pop.errors import ExpressionInvalid
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.agents import Agent
@@ -38,23 +38,23 @@ PYTHON = Agent("PYTHON", (5, 1, 2))
 NODE_JS = Agent("NODE_JS", (1, 0, 8))
 LATER_NODE_JS = Agent("NODE_JS", (1, 0, 9))
 STEPS = (100, 2_000)
-GROWING = Exponential(min_ms=100, max_ms=300)
+GROWING = ExponentialBackoff(min_ms=100, max_ms=300)
 
 
 @pytest.mark.parametrize(
     ("backoff", "fifo", "agent", "told"),
     [
         (None, False, JAVA, RETRY_BACKOFF),
-        (None, False, NODE_JS, Exponential(min_ms=1_000_000, max_ms=7_200_000_000)),
+        (None, False, NODE_JS, ExponentialBackoff(min_ms=1_000_000, max_ms=7_200_000_000)),
         (None, True, LATER_NODE_JS, RETRY_BACKOFF),
         (None, False, PYTHON, (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)),
         (STEPS, False, JAVA, (0,)),
         (STEPS, True, JAVA, STEPS),
         (STEPS, True, PYTHON, STEPS),
-        (STEPS, True, NODE_JS, Exponential(min_ms=100_000, max_ms=2_000_000)),
-        (STEPS, True, LATER_NODE_JS, Exponential(min_ms=100, max_ms=2_000)),
+        (STEPS, True, NODE_JS, ExponentialBackoff(min_ms=100_000, max_ms=2_000_000)),
+        (STEPS, True, LATER_NODE_JS, ExponentialBackoff(min_ms=100, max_ms=2_000)),
         (GROWING, False, PYTHON, (0,)),
-        (GROWING, False, NODE_JS, Exponential(min_ms=0, max_ms=0)),
+        (GROWING, False, NODE_JS, ExponentialBackoff(min_ms=0, max_ms=0)),
         (GROWING, True, JAVA, GROWING),
         (GROWING, True, PYTHON, (100, 200, 300, 300, 300, 300, 300)),
     ],
@@ -68,7 +68,7 @@ def test_a_failed_message_waits_either_in_the_consumer_or_at_the_node(
 
 def test_a_policy_has_the_form_of_its_back_off() -> None:
     assert waits_of(policy_of((100, 2_000), 3)) == [100, 2_000]
-    exponential = policy_of(Exponential(100, 5_000, 3.0), 3).exponential_backoff
+    exponential = policy_of(ExponentialBackoff(100, 5_000, 3.0), 3).exponential_backoff
     assert (exponential.initial.ToMilliseconds(), exponential.max.ToMilliseconds(), exponential.multiplier) == (100, 5_000, 3.0)
     assert policy_of((), 3).max_attempts == 3
 
