@@ -18,11 +18,11 @@ from penstock.cli.arguments import (
     message_id,
 )
 from penstock.cli.output import print_rows, row_of, shown_seconds
-from penstock.pop.backoff import Backoff, Exponential
+from penstock.pop.client.backoff import Backoff, Exponential
 
 if TYPE_CHECKING:
+    from penstock import GroupDescription, GroupSettings
     from penstock.cli.endpoint import Endpoint
-    from penstock.pop.proto import pop_pb2 as pb
     from penstock.store.lightqueue import Start
 
 
@@ -124,8 +124,8 @@ def backoff(text: str) -> Backoff:
     try:
         if text.startswith("exponential:"):
             minimum, maximum, *factor = text.removeprefix("exponential:").split(":")
-            return Exponential(duration(minimum), duration(maximum), *map(float, factor))
-        return tuple(duration(step) for step in text.split(","))
+            return Exponential(duration(minimum) / 1000, duration(maximum) / 1000, *map(float, factor))
+        return tuple(duration(step) / 1000 for step in text.split(","))
     except (argparse.ArgumentTypeError, ValueError, TypeError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a back-off. Write none, 1s,5s or exponential:1s:1min:2.") from None
 
@@ -162,13 +162,13 @@ def run(node: Endpoint, options: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace) -> pb.GroupSettings:
+def _settings(options: argparse.Namespace) -> GroupSettings:
     from penstock import group_settings
 
     return group_settings(
         attempts_max=options.attempts_max,
         backoff=options.backoff,
-        invisible_ms=options.invisible_ms,
+        invisible=options.invisible_ms / 1000 if options.invisible_ms is not None else None,
         in_flight_max=options.in_flight_max,
         fifo=options.fifo,
         tags=options.tags,
@@ -176,10 +176,12 @@ def _settings(options: argparse.Namespace) -> pb.GroupSettings:
     )
 
 
-def _print_groups(groups: list[pb.GroupDescription], as_json: bool) -> None:
+def _print_groups(groups: list[GroupDescription], as_json: bool) -> None:
+    from penstock.pop.client.results import received_of
+
     names = ("visible", "retries", "in_flight", "delayed", "parked", "dead", "waiting")
     print_rows(
-        [row_of(group, is_full=True) for group in groups],
+        [row_of(received_of(group), is_full=True) for group in groups],
         [
             [group.group, group.filter, _state(group.settings), *(str(getattr(group, n)) for n in names), _oldest(group)]
             for group in groups
@@ -190,10 +192,10 @@ def _print_groups(groups: list[pb.GroupDescription], as_json: bool) -> None:
     )
 
 
-def _oldest(group: pb.GroupDescription) -> str:
+def _oldest(group: GroupDescription) -> str:
     """Return the age of the oldest message that was not handed out."""
-    return shown_seconds(group.oldest_ms / 1000) if group.HasField("oldest_ms") else ""
+    return shown_seconds(group.oldest) if group.oldest is not None else ""
 
 
-def _state(settings: pb.GroupSettings) -> str:
+def _state(settings: GroupSettings) -> str:
     return " ".join(name for name in ("paused", "shared") if getattr(settings, name))

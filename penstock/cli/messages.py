@@ -140,8 +140,8 @@ async def pop(
                 topic_filter,
                 group=group,
                 messages_max=1 if outcome == "ask" else min(remaining, 256),
-                invisible_ms=invisible_ms,
-                wait_ms=wait_ms,
+                invisible=invisible_ms / 1000,
+                wait=wait_ms / 1000,
             )
             if not messages:
                 return
@@ -188,7 +188,7 @@ async def send(node: Endpoint, topic: str, body: bytes, *, delay_ms: int, key: s
     from penstock.cli.popclient import client_of
 
     async with client_of(node) as client:
-        sent = await client.send(topic, body, tag=tag, delay_ms=delay_ms, timer_key=key)
+        sent = await client.send(topic, body, tag=tag, delay=delay_ms / 1000, timer_key=key)
     row = {"message_id": sent.message_id}
     if sent.recall_handle:
         row["recall_handle"] = sent.recall_handle

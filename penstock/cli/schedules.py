@@ -104,7 +104,7 @@ def _create(options: argparse.Namespace) -> int:
         options.name,
         options.topic,
         read_body(options.body),
-        every_ms=options.every_ms,
+        every=options.every_ms / 1000,
         cron=options.cron,
         rrule=options.rrule,
         zone=options.zone,
@@ -115,7 +115,7 @@ def _create(options: argparse.Namespace) -> int:
         end_ms=options.end,
         count=options.count,
         missed=options.missed,
-        grace_ms=options.grace_ms,
+        grace=options.grace_ms / 1000,
         replace=options.replace,
     )
     return 0
@@ -229,14 +229,16 @@ ACTIONS: dict[str, Callable[[Endpoint, str], None]] = {
 
 def _rule(found: ScheduleDescription) -> str:
     schedule = found.schedule
-    if schedule.every_ms:
-        return f"every {schedule.every_ms} ms"
+    if schedule.every:
+        return f"every {round(schedule.every * 1000)} ms"
     return f"{schedule.cron or schedule.rrule} ({schedule.zone})"
 
 
 def _row(found: ScheduleDescription) -> dict[str, Any]:
     """Return a description as JSON. The body is text, as in other commands."""
-    row = row_of(found)
+    from penstock.pop.client.results import received_of
+
+    row = row_of(received_of(found))
     row["schedule"]["body"] = found.schedule.body.decode(errors="backslashreplace")
     return row
 

@@ -214,7 +214,7 @@ def reschedule(node: Endpoint, handle: str, topic: str, key: str, *, delay_ms: i
     from penstock.cli.popclient import sync_client_of
 
     with sync_client_of(node) as client:
-        moved = client.timers.reschedule(handle, topic=topic, key=key, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
+        moved = client.timers.reschedule(handle, topic=topic, key=key, delay=delay_ms / 1000, deliver_at_ms=deliver_at_ms)
     print_row(_row(moved), as_json=True)
 
 
