@@ -146,7 +146,7 @@ async def test_failures_come_back_and_what_can_never_succeed_is_a_dead_letter_wi
 
 async def test_a_message_is_extended_while_its_handler_runs_and_one_that_hangs_goes_back(node: Node, client: Client) -> None:
     await client.groups.create(GROUP, FILTER, settings=group_settings(backoff=()))
-    async with worker(node.target, invisibleMs=400, timeoutMs=3_000) as javascript:
+    async with worker(node.target, invisible=0.4, timeout=3) as javascript:
         await send(client, "sleep", ms=1_500)
         await until(settled(node, 1))
         await send(client, "hang")
@@ -177,7 +177,7 @@ async def test_a_reply_that_the_node_refuses_does_not_fail_its_handler(node: Nod
 
 
 async def test_a_worker_that_stops_returns_uncounted_what_does_not_end_within_the_grace(node: Node, client: Client) -> None:
-    async with worker(node.target, concurrency=1, graceMs=200) as javascript:
+    async with worker(node.target, concurrency=1, grace=0.2) as javascript:
         await send(client, "sleep", ms=60_000)
         await send(client, "sleep", ms=60_000)
         await until(lambda: len(javascript.calls) == 1)
@@ -256,11 +256,15 @@ async def test_options_that_do_not_exist_or_make_no_sense_are_refused() -> None:
         const worker = new Worker("127.0.0.1:1");
         for (const wrong of [
           () => new Client("127.0.0.1"),
-          () => new Client("127.0.0.1:1").send("a/b", "x", { delay_ms: 5 }),
+          () => new Client("127.0.0.1:1").send("a/b", "x", { delayMs: 5 }),
+          () => new Client("127.0.0.1:1").send("a/b", "x", { delay: -1 }),
+          () => new Client("127.0.0.1:1").send("a/b", "x", { expireAfter: "5s" }),
+          () => new Client("127.0.0.1:1", { timeout: 0 }),
           () => new Client("127.0.0.1:1").send(7),
           () => worker.consumer("a", { group: "g" }),
           () => worker.consumer("a", {}, () => {}),
-          () => worker.consumer("a", { group: "g", timeout: 5 }, () => {}),
+          () => worker.consumer("a", { group: "g", timeoutMs: 5 }, () => {}),
+          () => worker.consumer("a", { group: "g", timeout: 60_000_000 }, () => {}),
           () => worker.consumer("a", { group: "g", concurrency: 0 }, () => {}),
           () => worker.consumer("a", { group: "g", decode: "xml" }, () => {}),
           () => worker.consumer("a", { group: "g", start: "now" }, () => {}),
@@ -272,7 +276,9 @@ async def test_options_that_do_not_exist_or_make_no_sense_are_refused() -> None:
     process = await asyncio.create_subprocess_exec("node", "--input-type=module", "-e", program, cwd=folder, stdout=PIPE)
     printed, _ = await process.communicate()
     expected = (
-        "give HOST:PORT", "no option delay_ms", "the topic is 7", "no function", "name the group", "no option timeout",
+        "give HOST:PORT", "no option delayMs", "delay is -1 seconds: use 0 or more",
+        'expireAfter is "5s": give a number of seconds', "timeout is 0: use more than 0 seconds", "the topic is 7",
+        "no function", "name the group", "no option timeoutMs", "timeout is 60000000 seconds: use at most 2147483",
         "concurrency is 0", 'decode is "xml"', "start is now",
     )  # fmt: skip
     lines = printed.decode().splitlines()

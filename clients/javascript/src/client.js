@@ -2,6 +2,7 @@
 
 import { Batcher } from "./batcher.js";
 import { Channel } from "./channel.js";
+import { milliseconds, positiveMilliseconds } from "./durations.js";
 import { errorOfStatus, NotPermitted, PopError } from "./errors.js";
 
 /** Messages of one call at most. */
@@ -11,13 +12,13 @@ const SEND_OPTIONS = [
   "properties",
   "tag",
   "messageGroup",
-  "delayMs",
+  "delay",
   "deliverAtMs",
   "deduplicationId",
   "responseTopic",
   "correlationData",
   "contentType",
-  "expireAfterMs",
+  "expireAfter",
 ];
 
 /** A client of one node. All code of a process may share it. */
@@ -28,11 +29,11 @@ export class Client {
 
   /**
    * @param {string} target `HOST:PORT` of the node's gRPC listener.
-   * @param {object} options `timeoutMs` of one call (10,000); `token`; `tls`; `rootCertificates`, a Buffer with PEM.
+   * @param {object} options `timeout` of one call in seconds (10); `token`; `tls`; `rootCertificates`, a Buffer with PEM.
    */
-  constructor(target, { timeoutMs = 10_000, ...security } = {}) {
+  constructor(target, { timeout = 10, ...security } = {}) {
+    this.#timeoutMs = positiveMilliseconds(timeout, "timeout");
     this.#channel = new Channel(target, security);
-    this.#timeoutMs = timeoutMs;
   }
 
   /**
@@ -41,13 +42,15 @@ export class Client {
    *
    * @param {string} topic MQTT topic, without wildcards.
    * @param {Buffer|Uint8Array|string|object} body Bytes, text, or anything that JSON can write.
-   * @param {object} options `properties`, `tag`, `messageGroup`, `delayMs`, `deliverAtMs`, `deduplicationId`, `responseTopic`,
-   *   `correlationData`, `contentType`, `expireAfterMs`.
+   * @param {object} options `properties`, `tag`, `messageGroup`, `delay` in seconds, `deliverAtMs` in ms since 1970,
+   *   `deduplicationId`, `responseTopic`, `correlationData`, `contentType`, `expireAfter` in seconds.
    */
   send(topic, body = "", options = {}) {
     checkNames(options, SEND_OPTIONS);
     if (typeof topic !== "string") throw new TypeError(`the topic is ${topic}: give text`);
-    const { deduplicationId, responseTopic, correlationData, contentType, expireAfterMs, ...fields } = options;
+    const { deduplicationId, responseTopic, correlationData, contentType, expireAfter, delay, ...fields } = options;
+    if (delay !== undefined) fields.delayMs = milliseconds(delay, "delay");
+    const expireAfterMs = expireAfter === undefined ? undefined : milliseconds(expireAfter, "expireAfter");
     const extras = { deduplicationId, responseTopic, correlationData, contentType, expireAfterMs };
     const message = { topic, body: bytesOf(body), ...fields };
     if (Object.values(extras).some((value) => value !== undefined)) message.extras = extras;

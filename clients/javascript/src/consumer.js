@@ -4,6 +4,7 @@ import { randomBytes } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Batcher } from "./batcher.js";
 import { bytesOf } from "./client.js";
+import { milliseconds } from "./durations.js";
 import {
   errorOfStatus,
   GroupUnknown,
@@ -197,7 +198,7 @@ export class Consumer {
   async #fail(message, error) {
     this.counts.failed += 1;
     this.#log(`the handler failed for a message from ${message.topic}, attempt ${message.attempt}: ${error.message}`);
-    const invisibleMs = error instanceof RetryLater ? error.delayMs : 0;
+    const invisibleMs = error instanceof RetryLater ? milliseconds(error.delay, "delay") : 0;
     await this.#settled(this.#changes.submit({ handle: message.handle, invisibleMs, nack: true }));
   }
 
@@ -213,7 +214,7 @@ export class Consumer {
     work.isOver = true;
     this.counts.failed += 1;
     this.counts.timedOut += 1;
-    this.#log(`a handler did not end within its timeout of ${this.#plan.timeoutMs} ms; its message goes back`);
+    this.#log(`a handler did not end within its timeout of ${this.#plan.timeoutMs / 1000} s; its message goes back`);
     work.aborter.abort(new Error("the time of the handler is over"));
     Promise.resolve(work.extension).then(() => this.#settled(this.#changes.submit({ handle: work.message.handle, nack: true })));
   }
@@ -276,7 +277,7 @@ export class Consumer {
       work.aborter.abort(new Error("the worker has stopped"));
       await work.extension;
     }
-    if (late.length) this.#log(`${late.length} handlers did not end within the grace of ${graceMs} ms; their messages go back`);
+    if (late.length) this.#log(`${late.length} handlers did not end within the grace of ${graceMs / 1000} s; their messages go back`);
     await this.#giveBack(late.map((work) => work.message.handle));
     await Promise.all([this.#acks.flush(), this.#changes.flush()]);
   }

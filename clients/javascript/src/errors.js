@@ -1,6 +1,7 @@
 // Errors: what the node refuses, what it does not answer, and what a handler throws to decide about its message.
 
 import { status } from "@grpc/grpc-js";
+import { milliseconds } from "./durations.js";
 
 /** Base of the errors of a client. */
 export class PopError extends Error {
@@ -36,12 +37,13 @@ export class Refused extends PopError {
 /** Throw this in a handler to make a dead letter of the message, because no attempt will ever succeed. */
 export class Reject extends Error {}
 
-/** Throw this in a handler to return the message as a failed attempt, after a delay and the back-off of its group. */
+/** Throw this in a handler to return the message as a failed attempt, after a delay in seconds and the back-off of its group. */
 export class RetryLater extends Error {
-  constructor(delayMs = 0, reason = "") {
-    if (!(delayMs >= 0)) throw new RangeError(`delayMs is ${delayMs}: use 0 or more`);
-    super(reason || `the handler asked for another attempt in ${delayMs} ms`);
-    this.delayMs = delayMs;
+  constructor(delay = 0, reason = "") {
+    milliseconds(delay, "delay");
+    super(reason || `the handler asked for another attempt in ${delay} s`);
+    /** In seconds. */
+    this.delay = delay;
   }
 }
 

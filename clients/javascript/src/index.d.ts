@@ -13,13 +13,16 @@ export interface SendOptions {
   properties?: Record<string, string>;
   tag?: string;
   messageGroup?: string;
-  delayMs?: number;
+  /** Delay in seconds from when the node gets the message. */
+  delay?: number;
+  /** Delivery time in ms since 1970, instead of `delay`. */
   deliverAtMs?: number;
   deduplicationId?: string;
   responseTopic?: string;
   correlationData?: Uint8Array;
   contentType?: string;
-  expireAfterMs?: number;
+  /** Nobody gets the message after so many seconds. */
+  expireAfter?: number;
 }
 
 export interface SendReceipt {
@@ -31,7 +34,8 @@ export interface SendReceipt {
 }
 
 export class Client {
-  constructor(target: string, options?: { timeoutMs?: number } & SecurityOptions);
+  /** `timeout` of one call is in seconds (10). */
+  constructor(target: string, options?: { timeout?: number } & SecurityOptions);
   send(topic: string, body?: Uint8Array | string | object, options?: SendOptions): Promise<SendReceipt>;
   close(): Promise<void>;
 }
@@ -43,6 +47,7 @@ export interface Message {
   readonly properties: Record<string, string>;
   readonly messageGroup: string;
   readonly tag: string;
+  /** When the node stored the message, in ms since 1970. */
   readonly storedMs: number;
   readonly attempt: number;
   readonly responseTopic: string;
@@ -55,8 +60,10 @@ export interface Message {
 export interface ConsumerOptions<Body> {
   group: string;
   concurrency?: number;
-  timeoutMs?: number;
-  invisibleMs?: number;
+  /** How long a call may take, in seconds (60). */
+  timeout?: number;
+  /** After how many seconds a message comes back if the process dies (30). It is extended while its handler runs. */
+  invisible?: number;
   start?: "earliest" | "latest";
   decode?: "bytes" | "text" | "json" | ((body: Buffer) => Body);
 }
@@ -72,7 +79,8 @@ export interface Counts {
 }
 
 export class Worker {
-  constructor(target?: string, options?: { graceMs?: number; log?: (text: string) => void } & SecurityOptions);
+  /** `grace` is how long running handlers have when the worker stops, in seconds (30). */
+  constructor(target?: string, options?: { grace?: number; log?: (text: string) => void } & SecurityOptions);
   consumer<Body = any>(filter: string, options: ConsumerOptions<Body>, handler: (body: Body, message: Message) => unknown): void;
   /** What the consumers have done, by `GROUP on FILTER`. */
   readonly counts: Record<string, Counts>;
@@ -95,6 +103,7 @@ export class Refused extends PopError {
 }
 export class Reject extends Error {}
 export class RetryLater extends Error {
-  constructor(delayMs?: number, reason?: string);
-  readonly delayMs: number;
+  /** `delay` is in seconds. */
+  constructor(delay?: number, reason?: string);
+  readonly delay: number;
 }

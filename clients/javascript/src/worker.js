@@ -3,9 +3,10 @@
 import { checkNames, Client } from "./client.js";
 import { Channel } from "./channel.js";
 import { Consumer } from "./consumer.js";
+import { positiveMilliseconds, timerMilliseconds } from "./durations.js";
 import { decoderOf } from "./message.js";
 
-const DEFAULTS = { concurrency: 16, timeoutMs: 60_000, invisibleMs: 30_000, decode: "bytes", start: "earliest" };
+const DEFAULTS = { concurrency: 16, timeout: 60, invisible: 30, decode: "bytes", start: "earliest" };
 
 /** Runs the consumers of an application until `stop`, SIGTERM or SIGINT. */
 export class Worker {
@@ -19,13 +20,13 @@ export class Worker {
 
   /**
    * @param {string} target `HOST:PORT` of the node's gRPC listener. By default PENSTOCK_TARGET, or 127.0.0.1:8081.
-   * @param {object} options `graceMs` (30,000) for running handlers when the worker stops; `log`, a function of a text
+   * @param {object} options `grace` in seconds (30) for running handlers when the worker stops; `log`, a function of a text
    *   (console.error); `token`; `tls`; `rootCertificates`, a Buffer with PEM.
    */
-  constructor(target = "", { graceMs = 30_000, log = console.error, ...security } = {}) {
+  constructor(target = "", { grace = 30, log = console.error, ...security } = {}) {
     this.#target = target || process.env.PENSTOCK_TARGET || "127.0.0.1:8081";
     this.#security = security;
-    this.#graceMs = graceMs;
+    this.#graceMs = timerMilliseconds(grace, "grace");
     this.#log = log;
   }
 
@@ -33,8 +34,8 @@ export class Worker {
    * Let a function handle the messages of a group. What it returns is the reply, if its message asks for one.
    *
    * @param {string} filter MQTT topic filter, or `$dlq/GROUP`.
-   * @param {object} options `group`; `concurrency` (16); `timeoutMs` (60,000) of a call; `invisibleMs` (30,000), in which a
-   *   message comes back if the process dies; `start` (`earliest` or `latest`) of a group that the worker creates; `decode`:
+   * @param {object} options `group`; `concurrency` (16); `timeout` of a call in seconds (60); `invisible` in seconds (30), in
+   *   which a message comes back if the process dies; `start` (`earliest` or `latest`) of a group that the worker creates; `decode`:
    *   `bytes` (the default), `text`, `json`, or a function of the bytes.
    * @param {(body, message) => any} handler Throws to return the message as a failed attempt. `message.signal` is aborted when
    *   the time is over.
@@ -45,9 +46,9 @@ export class Worker {
     checkNames(options, ["group", ...Object.keys(DEFAULTS)]);
     const plan = { ...DEFAULTS, ...options, filter, handler };
     if (!["earliest", "latest"].includes(plan.start)) throw new TypeError(`start is ${plan.start}: use earliest or latest`);
-    for (const name of ["concurrency", "timeoutMs", "invisibleMs"]) {
-      if (!(plan[name] >= 1)) throw new RangeError(`${name} is ${plan[name]}: use 1 or more`);
-    }
+    if (!(plan.concurrency >= 1)) throw new RangeError(`concurrency is ${plan.concurrency}: use 1 or more`);
+    plan.timeoutMs = positiveMilliseconds(plan.timeout, "timeout");
+    plan.invisibleMs = positiveMilliseconds(plan.invisible, "invisible");
     decoderOf(plan.decode);
     this.#plans.push(plan);
   }

@@ -5,9 +5,9 @@
 import { Client, Reject, RetryLater, Worker } from "../../../clients/javascript/src/index.js";
 
 const [target, options] = process.argv.slice(2);
-const { token, graceMs = 5_000, ...consuming } = JSON.parse(options);
+const { token, grace = 5, ...consuming } = JSON.parse(options);
 const tell = (found) => process.stdout.write(`${JSON.stringify(found)}\n`);
-const worker = new Worker(target, { token, graceMs, log: (text) => tell({ log: text }) });
+const worker = new Worker(target, { token, grace, log: (text) => tell({ log: text }) });
 const client = new Client(target, { token });
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 let running = 0;
@@ -18,7 +18,7 @@ worker.consumer("plant/#", { group: "billing", decode: "json", ...consuming }, a
   try {
     const first = message.attempt === 1;
     if (body.do === "throw" && first) throw new Error("no such meter");
-    if (body.do === "later" && first) throw new RetryLater(60_000);
+    if (body.do === "later" && first) throw new RetryLater(60);
     if (body.do === "reject") throw new Reject("no such meter, ever");
     if (body.do === "hang" && first) await new Promise((resolve) => message.signal.addEventListener("abort", resolve));
     if (body.do === "sleep") await sleep(body.ms);
