@@ -45,12 +45,12 @@ ROWS_EVERY = 6
 CONFIG = """
 [store]
 segment_bytes = {segment_bytes}
-retention_ms = {retention_ms}
-index_flush_ms = 10000
+retention = "{retention_ms}ms"
+index_flush = "10s"
 reserve_bytes = 0
 
 [mqtt]
-session_expiry_s_max = 3600
+session_expiry_max = "1h"
 
 [tables]
 enabled = "off"

@@ -134,7 +134,7 @@ silences(measured.where(~is_unplugged | (F.col("at_ms") < last.ms - 30_000)), de
 # %% [markdown]
 # ## Traffic and retention
 #
-# How much each line publishes, and what to write into the options `store.retention_bytes` and `store.retention_ms`.
+# How much each line publishes, and what to write into the options `store.retention_bytes` and `store.retention`.
 
 # %%
 traffic(published, levels=2).show()

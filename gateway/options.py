@@ -8,6 +8,7 @@ from ipaddress import ip_network
 from typing import Any, Final, Literal
 
 from penstock.store.options import (
+    CENTURY_MS,
     DAY_MS,
     GIB,
     HOUR_MS,
@@ -62,11 +63,11 @@ class ListenerOptions:
         minimum=0,
         maximum=0o777,
     )
-    certificate: str = option(
+    certificate_file: str = option(
         "",
         "PEM file with the server certificate and its intermediate certificates. TLS needs it.",
     )
-    key: str = option(
+    key_file: str = option(
         "",
         "PEM file with the unencrypted private key of the certificate. TLS needs it.",
     )
@@ -79,14 +80,14 @@ class ListenerOptions:
         'Whether the listener asks clients for a certificate: "none" does not ask, "optional" accepts a client without '
         'one, "required" refuses a client without one in the TLS handshake.',
     )
-    client_ca: str = option(
+    client_ca_file: str = option(
         "",
         "PEM file with the certificate authorities that sign client certificates. It is needed unless "
         '`client_certificates` is "none".',
     )
-    client_crl: str = option(
+    client_crl_file: str = option(
         "",
-        "PEM file with the certificate revocation lists of the authorities in `client_ca`. A client whose certificate is "
+        "PEM file with the certificate revocation lists of the authorities in `client_ca_file`. A client whose certificate is "
         "revoked is refused in the TLS handshake. So is every client of an authority whose list has expired or is not there.",
     )
     username_from: Literal["none", "cn", "san"] = option(
@@ -163,16 +164,16 @@ class ListenerOptions:
         if self.kind == "unix" and not self.socket:
             raise OptionInvalid(f"{section}.socket", "", "a path if kind is unix")
         if self.is_tls:
-            for name in ("certificate", "key"):
+            for name in ("certificate_file", "key_file"):
                 if not getattr(self, name):
                     raise OptionInvalid(f"{section}.{name}", "", f"a path if kind is {self.kind}")
         if self.client_certificates != "none":
             if not self.is_tls:
                 raise OptionInvalid(f"{section}.client_certificates", self.client_certificates, '"none" without TLS')
-            if not self.client_ca:
-                raise OptionInvalid(f"{section}.client_ca", "", "a path if clients are asked for a certificate")
-        elif self.client_crl:
-            raise OptionInvalid(f"{section}.client_crl", self.client_crl, 'empty if client_certificates is "none"')
+            if not self.client_ca_file:
+                raise OptionInvalid(f"{section}.client_ca_file", "", "a path if clients are asked for a certificate")
+        elif self.client_crl_file:
+            raise OptionInvalid(f"{section}.client_crl_file", self.client_crl_file, 'empty if client_certificates is "none"')
         elif self.username_from != "none":
             wanted = '"none" if client_certificates is "none"'
             raise OptionInvalid(f"{section}.username_from", self.username_from, wanted)
@@ -251,14 +252,14 @@ class AccessOptions:
         "passwords",
         "Credentials that the node remembers when they are verified, so that a client that comes again needs no other "
         'password hash. "passwords": user names and passwords, if nothing but password files authenticates. They are '
-        "remembered while a client is connected with them, and for `verified_ms` after it has left. A password that is changed "
+        "remembered while a client is connected with them, and for `verified_for` after it has left. A changed password "
         'counts at once. "all": those that any plugin has verified, for one client id, address and certificate, and for '
-        '`verified_ms`. The plugins are not asked meanwhile, even if their answer would be another one by then. "none": the '
+        '`verified_for`. The plugins are not asked meanwhile, even if their answer would be another one by then. "none": the '
         "plugins are asked at each CONNECT. The memory holds keyed hashes, and its key is of this process alone.",
     )
-    verified_ms: int = option(
+    verified_for_ms: int = option(
         15 * MINUTE_MS,
-        "Milliseconds for which the node remembers verified credentials: see `verified`.",
+        "Time for which the node remembers verified credentials: see `verified`.",
         minimum=SECOND_MS,
         maximum=24 * HOUR_MS,
     )
@@ -270,14 +271,13 @@ class AccessOptions:
     )
     decision_ms: int = option(
         MINUTE_MS,
-        "Milliseconds for which an answer of the topic plugins is valid. A withdrawn permission takes effect after "
-        "this time at most.",
+        "Time for which an answer of the topic plugins is valid. A withdrawn permission takes effect after this time at most.",
         minimum=SECOND_MS,
         maximum=24 * HOUR_MS,
     )
     subscriptions_ms: int = option(
         10 * MINUTE_MS,
-        "Milliseconds after which the topic plugins are asked again whether a client may have its subscriptions. One that they "
+        "Time after which the topic plugins are asked again whether a client may have its subscriptions. One that they "
         "no longer allow ends, and the client is disconnected with reason 0x98. 0 never asks again but when a client resumes a "
         "session: then they are asked about all of its filters in any case.",
         minimum=0,
@@ -298,14 +298,13 @@ class AccessOptions:
     )
     plugin_timeout_ms: int = option(
         5 * SECOND_MS,
-        "Milliseconds within which the plugins must answer a question. After that it counts as not answered: see "
-        "`unanswered_ms`.",
+        "Time within which the plugins must answer a question. After that it counts as not answered: see `unanswered`.",
         minimum=10,
         maximum=5 * MINUTE_MS,
     )
     unanswered_ms: int = option(
         30 * SECOND_MS,
-        "Milliseconds for which a PUBLISH or SUBSCRIBE waits if the plugins give no answer about it, because they take too "
+        "Time for which a PUBLISH or SUBSCRIBE waits if the plugins give no answer about it, because they take too "
         "long, fail or can't tell. Meanwhile the node asks again, and reads nothing from the client. After that it closes "
         "the connection with reason 0x89, and has not acknowledged the packet. A delivery waits without a limit. A client "
         "that connects is refused at once with reason 0x89 (MQTT 3.1.1: return code 3).",
@@ -314,8 +313,8 @@ class AccessOptions:
     )
     held_ms: int = option(
         15 * SECOND_MS,
-        "Milliseconds for which a login keeps its place if more log in than can be authenticated within "
-        "`mqtt.connect_timeout_ms`. It is authenticated if there is room meanwhile. After that it is refused with reason 0x89 "
+        "Time for which a login keeps its place if more log in than can be authenticated within "
+        "`mqtt.connect_timeout`. It is authenticated if there is room meanwhile. After that it is refused with reason 0x89 "
         "(MQTT 3.1.1: return code 3). 0 refuses it at once, and clients that come again at once then cost more than their "
         "passwords.",
         minimum=0,
@@ -331,8 +330,8 @@ class AccessOptions:
     questions_max: int = option(
         10_000,
         "Maximum number of clients that wait for an answer of the topic plugins at the same time, and of those that wait for "
-        "their authentication. The question of a further client counts as not answered: see `unanswered_ms`. Fewer wait for "
-        "their authentication if the plugins can't answer so many within `mqtt.connect_timeout_ms`.",
+        "their authentication. The question of a further client counts as not answered: see `unanswered`. Fewer wait for "
+        "their authentication if the plugins can't answer so many within `mqtt.connect_timeout`.",
         minimum=1,
         maximum=1_000_000,
     )
@@ -372,8 +371,8 @@ class LimitOptions:
     )
     strikes_max: int = option(
         100,
-        "Number of protocol errors and failed authentications within `strike_window_ms` after which a source or a user is held "
-        "off for `hold_off_ms`: the node closes the connections of a source at once, and refuses the CONNECTs of a user with "
+        "Number of protocol errors and failed authentications within `strike_window` after which a source or a user is held "
+        "off for `hold_off`: the node closes the connections of a source at once, and refuses the CONNECTs of a user with "
         "reason 0x9F (MQTT 3.1.1: return code 3). A client, which is a client id with its user name, is held off after a tenth "
         "of this number. Only its first error in a window also counts against the user, or, if nothing vouches for the user "
         "name, against the source. 0 never holds anybody off, nor are loopback addresses and Unix sockets ever held off.",
@@ -382,13 +381,13 @@ class LimitOptions:
     )
     strike_window_ms: int = option(
         MINUTE_MS,
-        "Milliseconds during which the errors of a client, a user or a source are added up.",
+        "Time during which the errors of a client, a user or a source are added up.",
         minimum=SECOND_MS,
         maximum=24 * HOUR_MS,
     )
     hold_off_ms: int = option(
         MINUTE_MS,
-        "Milliseconds for which a client, a user or a source is held off.",
+        "Time for which a client, a user or a source is held off.",
         minimum=SECOND_MS,
         maximum=24 * HOUR_MS,
     )
@@ -468,7 +467,7 @@ class GatewayOptions:
     )
     connect_timeout_ms: int = option(
         10 * SECOND_MS,
-        "Milliseconds within which a new connection must send its CONNECT, and after that for which it may wait until the "
+        "Time within which a new connection must send its CONNECT, and after that for which it may wait until the "
         "plugins are asked to authenticate it.",
         minimum=100,
         maximum=10 * MINUTE_MS,
@@ -523,7 +522,7 @@ class GatewayOptions:
     )
     share_ack_timeout_ms: int = option(
         5 * MINUTE_MS,
-        "Milliseconds within which a client must acknowledge a message of a shared subscription. After that another "
+        "Time within which a client must acknowledge a message of a shared subscription. After that another "
         "client gets the message.",
         minimum=100,
         maximum=24 * HOUR_MS,
@@ -550,17 +549,17 @@ class GatewayOptions:
     )
     keep_alive_s_max: int = option(
         0,
-        "Longest keep alive in seconds. A client of MQTT 5.0 that asks for a longer one, or for none, is told to use "
+        "Longest keep alive. A client of MQTT 5.0 that asks for a longer one, or for none, is told to use "
         "this one. 0 leaves the keep alive to the clients. MQTT 3.1.1 can't tell clients, so it has no effect there.",
         minimum=0,
         maximum=65_535,
     )
     session_expiry_s_max: int = option(
         7 * DAY_S,
-        "Maximum number of seconds that a session lasts while its client is away, even if the client asks for longer. "
+        "Longest time that a session lasts while its client is away, even if the client asks for longer. "
         "Sessions of MQTT 3.1.1 that are not clean last exactly this long.",
         minimum=0,
-        maximum=100 * 365 * DAY_S,
+        maximum=CENTURY_MS // SECOND_MS,
     )
     sessions_max: int = option(
         1_000_000,
@@ -584,8 +583,7 @@ class GatewayOptions:
     )
     sys_interval_s: int = option(
         10,
-        "Interval in seconds at which the node publishes its own topics, $SYS/broker/..., to their subscribers. 0 "
-        "disables them.",
+        "Interval at which the node publishes its own topics, $SYS/broker/..., to their subscribers. 0 disables them.",
         minimum=0,
         maximum=3600,
     )
@@ -609,7 +607,7 @@ class GatewayOptions:
     )
     tls_handshake_ms: int = option(
         10 * SECOND_MS,
-        "Milliseconds within which a new connection must send its PROXY header, if the listener expects one, and the "
+        "Time within which a new connection must send its PROXY header, if the listener expects one, and the "
         "same time again for its TLS handshake.",
         minimum=100,
         maximum=10 * MINUTE_MS,

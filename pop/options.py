@@ -19,25 +19,25 @@ class PopOptions:
     anonymous: Literal["loopback", "always"] = option(
         "loopback",
         "Where callers may do everything if nothing authenticates them, that is without `access.file` and "
-        '`pop.tls_client_ca_file`. "loopback": on a loopback address; the node does not start with another one. "always": '
+        '`pop.client_ca_file`. "loopback": on a loopback address; the node does not start with another one. "always": '
         "wherever the listener is.",
     )
-    tls_certificate_file: str = option(
+    certificate_file: str = option(
         "",
         "PEM file with the node's certificate and its intermediate certificates. If empty, the listener uses plain text.",
     )
-    tls_key_file: str = option(
+    key_file: str = option(
         "",
         "PEM file with the private key of the node's certificate.",
     )
-    tls_client_ca_file: str = option(
+    client_ca_file: str = option(
         "",
         "PEM file with the root certificates of clients. If it is set, every client must show a certificate (mTLS).",
     )
     tls_optional: bool = option(
         False,
         "Whether the listener accepts clients with TLS and clients without on its one port, as RocketMQ does: its official "
-        "clients for Java and Go use TLS unless they are told otherwise. Without tls_certificate_file the node signs a "
+        "clients for Java and Go use TLS unless they are told otherwise. Without certificate_file the node signs a "
         "certificate itself at each start, which those clients accept. All bytes then pass through a process of their own.",
     )
     rocketmq_advertise: str = option(
@@ -103,19 +103,19 @@ class PopOptions:
     )
     invisible_ms_default: int = option(
         MINUTE_MS,
-        "Milliseconds for which a popped message is invisible if neither the call nor the group says.",
+        "Time for which a popped message is invisible if neither the call nor the group says.",
         minimum=1,
         at_most="invisible_ms_max",
     )
     invisible_ms_max: int = option(
         12 * HOUR_MS,
-        "Longest invisible time that a call may ask for, in milliseconds. A call that asks for more is refused.",
+        "Longest invisible time that a call may ask for. A call that asks for more is refused.",
         minimum=SECOND_MS,
         maximum=30 * DAY_MS,
     )
     wait_ms_max: int = option(
         MINUTE_MS,
-        "Longest time that a pop waits for its first message, in milliseconds. A call that asks for more waits this long.",
+        "Longest time that a pop waits for its first message. A call that asks for more waits this long.",
         minimum=0,
         maximum=HOUR_MS,
     )
@@ -127,14 +127,14 @@ class PopOptions:
     )
     retry_backoff_ms: tuple[int, ...] = option(
         (1_000, 2_000, 4_000, 8_000, 15_000, 30_000, 60_000, 120_000, 240_000, 300_000),
-        "Milliseconds from a failed attempt to the next one, by attempt; the last value applies to all later attempts. If "
+        "Times from a failed attempt to the next one, by attempt; the last value applies to all later attempts. If "
         "empty, a message is visible again at once.",
         minimum=0,
         maximum=30 * DAY_MS,
     )
     retry_jitter_percent: int = option(
         25,
-        "Each wait of `retry_backoff_ms`, and of an exponential back-off of a group, is shorter by a random part of up to this "
+        "Each wait of `retry_backoff`, and of an exponential back-off of a group, is shorter by a random part of up to this "
         "percentage, so that messages that failed together do not all return at once. A list of waits that is set for a group "
         "is exact.",
         minimum=0,
@@ -172,14 +172,14 @@ class PopOptions:
     )
     lite_idle_ms: int = option(
         DAY_MS,
-        "Milliseconds for which the group of a lite topic is kept after the last RocketMQ client that subscribed to it has "
+        "Time for which the group of a lite topic is kept after the last RocketMQ client that subscribed to it has "
         "stopped or is no longer heard of. If the last client unsubscribes, the group ends at once.",
         minimum=0,
         maximum=30 * DAY_MS,
     )
     transaction_check_ms: int = option(
         30 * SECOND_MS,
-        "Interval in milliseconds at which the node asks the producer of a half message whether to commit it.",
+        "Interval at which the node asks the producer of a half message whether to commit it.",
         minimum=100,
         maximum=DAY_MS,
     )
@@ -197,7 +197,7 @@ class PopOptions:
     )
     deduplication_ms: int = option(
         10 * MINUTE_MS,
-        "Milliseconds for which the node remembers the deduplication id of a message. A message with the id of an earlier one "
+        "Time for which the node remembers the deduplication id of a message. A message with the id of an earlier one "
         "of its topic is not stored again.",
         minimum=SECOND_MS,
         maximum=30 * DAY_MS,

@@ -24,7 +24,7 @@ def self_signed() -> tuple[bytes, bytes]:
         from cryptography.x509.oid import NameOID
     except ModuleNotFoundError as error:
         raise OptionInvalid(
-            "pop.tls_optional", True, f"true with pop.tls_certificate_file, or with cryptography ({install_hint('rocketmq')})"
+            "pop.tls_optional", True, f"true with pop.certificate_file, or with cryptography ({install_hint('rocketmq')})"
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock")])

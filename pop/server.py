@@ -115,8 +115,8 @@ class PopServer:
         self._certificates: ServerCertificates | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._front = None
-        if options.tls_optional and options.tls_client_ca_file:
-            raise OptionInvalid("pop.tls_optional", True, "false where pop.tls_client_ca_file is set")
+        if options.tls_optional and options.client_ca_file:
+            raise OptionInvalid("pop.tls_optional", True, "false where pop.client_ca_file is set")
         if options.tls_optional or inherited is not None:
             self._front = Front(options.listen, connections_max, HANDSHAKE_MS, inherited)
         self._server = grpc.aio.server(
@@ -185,7 +185,7 @@ class PopServer:
         options = self._options
         port = options.listen.port
         try:
-            if options.tls_certificate_file or options.tls_optional:
+            if options.certificate_file or options.tls_optional:
                 self._certificates = ServerCertificates(options)
             if self._relay_dir is not None:
                 self._relayed = self._serve_relayed(self._relay_dir)
@@ -236,7 +236,7 @@ class PopServer:
 
     def reload(self) -> None:
         """Read the certificates again. If they can't be used, the error is logged, and new connections get the old ones."""
-        if self._certificates is None or not self._options.tls_certificate_file:
+        if self._certificates is None or not self._options.certificate_file:
             return
         self._renew(self._certificates)
 
@@ -252,7 +252,7 @@ class PopServer:
         except OSError as error:
             logger.error("tls.reload_failed", listener="pop", why=str(error))
         else:
-            logger.info("tls.reloaded", listener="pop", certificate=self._options.tls_certificate_file)
+            logger.info("tls.reloaded", listener="pop", certificate=self._options.certificate_file)
 
     def disconnect(self, kind: Kind, name: str) -> int:
         """End the calls and streams of a user, a RocketMQ client id, or an address or network; return how many there were."""

@@ -20,7 +20,7 @@ class ServerCertificates:
     gRPC asks for them at each handshake, so connections that are open go on with those that they began with.
 
     Parameters:
-        options: name the files. Without `tls_certificate_file` the node signs a certificate itself, once.
+        options: name the files. Without `certificate_file` the node signs a certificate itself, once.
 
     Raises:
         OSError: a file can't be read, or has no valid content.
@@ -28,7 +28,7 @@ class ServerCertificates:
 
     def __init__(self, options: PopOptions) -> None:
         self._options = options
-        paths = (options.tls_certificate_file, options.tls_key_file, options.tls_client_ca_file)
+        paths = (options.certificate_file, options.key_file, options.client_ca_file)
         self._files = WatchedFiles([path for path in paths if path])
         self._in_force = self._load()
 
@@ -43,7 +43,7 @@ class ServerCertificates:
             served = self._in_force
             return served
 
-        return grpc.dynamic_ssl_server_credentials(served, changed, bool(self._options.tls_client_ca_file))
+        return grpc.dynamic_ssl_server_credentials(served, changed, bool(self._options.client_ca_file))
 
     def reload(self) -> None:
         """Read the files again. If that raises OSError, what was in force stays in force."""
@@ -56,11 +56,11 @@ class ServerCertificates:
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
         options = self._options
-        if options.tls_certificate_file:
-            key, certificate = Path(options.tls_key_file).read_bytes(), Path(options.tls_certificate_file).read_bytes()
+        if options.certificate_file:
+            key, certificate = Path(options.key_file).read_bytes(), Path(options.certificate_file).read_bytes()
         else:
             key, certificate = self_signed()
-        roots = Path(options.tls_client_ca_file).read_bytes() if options.tls_client_ca_file else None
+        roots = Path(options.client_ca_file).read_bytes() if options.client_ca_file else None
         self._check()
         return grpc.ssl_server_certificate_configuration([(key, certificate)], roots)
 
@@ -68,7 +68,7 @@ class ServerCertificates:
         """Raise OSError for files that can't be used: gRPC would notice at the next handshake, and name no reason."""
         options = self._options
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        if options.tls_certificate_file:
-            load_certificate(context, options.tls_certificate_file, options.tls_key_file)
-        if options.tls_client_ca_file:
-            load_roots(context, options.tls_client_ca_file)
+        if options.certificate_file:
+            load_certificate(context, options.certificate_file, options.key_file)
+        if options.client_ca_file:
+            load_roots(context, options.client_ca_file)

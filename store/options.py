@@ -5,16 +5,22 @@ them from one TOML file. The default, the unit and the bounds of an option are d
 
     segment_bytes: int = option(256 * MIB, "Bytes of ...", minimum=MIB, maximum=4 * GIB)
 
+In the code a duration is an integer, and the name of its field has the unit: `retention_ms`. Operators write a duration with a
+unit and its name without: `retention = "7d"`. `operator_name` makes the one name of the other, wherever an operator sees it.
+
 The bounds apply to what an operator writes: `check_options` is called for a configuration that was read from a file. Code that
 creates the dataclass itself, such as a test with tiny segments, is not bound by them.
 """
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field, fields
+import re
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from penstock.store.durations import format_duration, milliseconds_of, parse_duration
 from penstock.store.errors import StoreError
 
 KIB = 1024
@@ -25,6 +31,7 @@ SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
+CENTURY_MS = 100 * 365 * DAY_MS
 
 PORT_MAX = 65_535
 
@@ -74,12 +81,12 @@ class Bounds:
     """What an option declares besides its name, type and default."""
 
     doc: str
-    """What the option does, with its unit."""
+    """What the option does."""
 
     minimum: int | None = None
     maximum: int | None = None
     at_most: str = ""
-    """Name of another option of the same section that this one must not exceed."""
+    """Another field of the same dataclass that this one must not exceed."""
 
 
 def option(
@@ -94,10 +101,10 @@ def option(
 
     Args:
         default: the value when the operator sets none. It must be within the bounds too, which a test checks.
-        doc: one or two sentences for the operator, with the unit.
-        minimum: the smallest integer that is allowed; for a tuple, the smallest element.
+        doc: one or two sentences for the operator.
+        minimum: the smallest integer that is allowed, in the unit of the field; for a tuple, the smallest element.
         maximum: the largest integer that is allowed; for a tuple, the largest element.
-        at_most: name of another option of the same dataclass that this one must not exceed.
+        at_most: another field of the same dataclass that this one must not exceed.
     """
     metadata = {"bounds": Bounds(doc, minimum, maximum, at_most)}
     # At run time this is a Field, which @dataclass replaces. Type checkers must see the type of the default.
@@ -105,11 +112,107 @@ def option(
     return declared
 
 
-def bounds_of(declared: Field[Any]) -> Bounds:
-    """Return the bounds with which `option` declared a field."""
-    bounds = declared.metadata["bounds"]
-    assert isinstance(bounds, Bounds), declared.name
-    return bounds
+_UNIT: Final = re.compile(r"(?<!_per)_(ms|s)(?=_|$)")
+"""The unit of a duration in the name of a field. `messages_per_s` is a rate."""
+
+_UNIT_MS: Final = {"ms": 1, "s": SECOND_MS}
+
+
+def operator_name(field_name: str) -> str:
+    """Return the name by which operators know the option of a field: `invisible_max` for `invisible_ms_max`."""
+    return _UNIT.sub("", field_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field that was declared with `option`, as an operator sees it."""
+
+    name: str
+    """What operators call it, without the unit of a duration."""
+    field: str
+    """Name of the field."""
+    hint: Any
+    """Type of the field."""
+    default: Any
+    bounds: Bounds
+    unit_ms: int
+    """Milliseconds of the unit of a duration, or of each duration of a list; 0 if the option is no duration."""
+
+    @property
+    def listed(self) -> Any:
+        """The type of the elements of a list; None if the option is no list."""
+        return get_args(self.hint)[0] if get_origin(self.hint) is tuple else None
+
+    def written(self, value: Any) -> Any:
+        """Return a value of the field as operators write it: durations with their units, and all others as they are."""
+        if self.unit_ms and isinstance(value, tuple | list):
+            return type(value)(self.written(each) for each in value)
+        if self.unit_ms and isinstance(value, int) and not isinstance(value, bool):
+            return format_duration(value * self.unit_ms) if value else 0
+        return value
+
+    def read(self, value: Any, name: str) -> Any:
+        """Return what an operator wrote as a value of the field. `check_options` judges values that don't fit.
+
+        Args:
+            value: a value of TOML, or one that the field can have. A duration is text, a timedelta, or 0.
+            name: full name of the option, for errors.
+
+        Raises:
+            OptionInvalid: the value is no duration, or no address.
+        """
+        if self.unit_ms and self.listed is int:
+            if not isinstance(value, tuple | list):
+                raise OptionInvalid(name, value, describe_allowed(self))
+            return tuple(self._read_duration(each, name) for each in value)
+        if self.unit_ms:
+            return self._read_duration(value, name)
+        if self.hint is HostPort and isinstance(value, str):
+            try:
+                return HostPort.parse(value)
+            except OptionInvalid as error:
+                raise OptionInvalid(name, value, error.allowed) from error
+        if self.hint is Path and isinstance(value, str):
+            if not value:
+                raise OptionInvalid(name, value, 'a path; "." is the directory in which the node starts')
+            return Path(value)
+        return tuple(value) if self.listed and isinstance(value, list) else value
+
+    def _read_duration(self, value: Any, name: str) -> int:
+        if value == 0 and isinstance(value, int) and not isinstance(value, bool):
+            return 0
+        try:
+            ms = milliseconds_of(value) if isinstance(value, timedelta) else parse_duration(value)
+        except (TypeError, ValueError) as error:
+            raise OptionInvalid(name, value, f"a duration with a unit, such as {self._example!r}".replace("'", '"')) from error
+        if ms % self.unit_ms:
+            raise OptionInvalid(name, value, "a whole number of seconds")
+        return ms // self.unit_ms
+
+    @property
+    def _example(self) -> str:
+        default = max(self.default, default=0) if isinstance(self.default, tuple) else self.default
+        return str(self.written(default) or "7d")
+
+
+def options_of(declaring: type[Any]) -> list[Option]:
+    """Return the options of a dataclass in the order of its fields. Fields that `option` did not declare are none."""
+    hints = get_type_hints(declaring)
+    found = []
+    for declared in fields(declaring):
+        if "bounds" in declared.metadata:
+            unit = _UNIT.search(declared.name)
+            found.append(
+                Option(
+                    operator_name(declared.name),
+                    declared.name,
+                    hints[declared.name],
+                    declared.default,
+                    declared.metadata["bounds"],
+                    _UNIT_MS[unit[1]] if unit else 0,
+                )
+            )
+    return found
 
 
 def check_options(options: Any, section: str = "") -> None:
@@ -122,21 +225,19 @@ def check_options(options: Any, section: str = "") -> None:
     Raises:
         OptionInvalid: for the first value that is not allowed.
     """
-    hints = get_type_hints(type(options))
     prefix = f"{section}." if section else ""
-    checked = [declared for declared in fields(options) if "bounds" in declared.metadata]
+    checked = options_of(type(options))
     for declared in checked:
-        name, value, bounds = f"{prefix}{declared.name}", getattr(options, declared.name), bounds_of(declared)
-        if not _fits(hints[declared.name], value, bounds):
-            raise OptionInvalid(name, value, describe_allowed(hints[declared.name], bounds))
+        value = getattr(options, declared.field)
+        if not _fits(declared.hint, value, declared.bounds):
+            raise OptionInvalid(prefix + declared.name, declared.written(value), describe_allowed(declared))
     # All types have been checked, so both sides of this comparison are integers.
     for declared in checked:
-        other = bounds_of(declared).at_most
-        value = getattr(options, declared.name)
+        other, value = declared.bounds.at_most, getattr(options, declared.field)
         if other and value > getattr(options, other):
-            raise OptionInvalid(
-                f"{prefix}{declared.name}", value, f"at most {prefix}{other}, which is {getattr(options, other)}"
-            )
+            most = declared.written(getattr(options, other))
+            allowed = f"at most {prefix}{operator_name(other)}, which is {most}"
+            raise OptionInvalid(prefix + declared.name, declared.written(value), allowed)
 
 
 _LISTED = {str: "strings"}
@@ -148,19 +249,17 @@ def _is_table(hint: Any) -> bool:
     return any(get_origin(choice) is dict for choice in get_args(hint))
 
 
-def describe_allowed(hint: Any, bounds: Bounds) -> str:
-    """Return which values an option of type `hint` may have, as words that follow "must be"."""
+def describe_allowed(declared: Option) -> str:
+    """Return which values an option may have, as words that follow "must be"."""
+    hint = declared.hint
     if get_origin(hint) is Literal:
         return " or ".join(f'"{choice}"' for choice in get_args(hint))
     if hint is int:
-        return f"an integer{_describe_range(bounds)}"
-    if get_origin(hint) is tuple:
-        element = get_args(hint)[0]
-        return (
-            f"a list of integers, each{_describe_range(bounds)}"
-            if element is int
-            else f"a list of {_LISTED.get(element, 'tables')}"
-        )
+        return f"{'a duration' if declared.unit_ms else 'an integer'}{_describe_range(declared)}"
+    if declared.listed is int:
+        return f"a list of {'durations' if declared.unit_ms else 'integers'}, each{_describe_range(declared)}"
+    if declared.listed:
+        return f"a list of {_LISTED.get(declared.listed, 'tables')}"
     if hint is HostPort:
         return "an address, HOST:PORT"
     if _is_table(hint):
@@ -168,13 +267,14 @@ def describe_allowed(hint: Any, bounds: Bounds) -> str:
     return {bool: "true or false", str: "a string", Path: "a path"}[hint]
 
 
-def _describe_range(bounds: Bounds) -> str:
-    if bounds.minimum is not None and bounds.maximum is not None:
-        return f" from {bounds.minimum} to {bounds.maximum}"
-    if bounds.minimum is not None:
-        return f" of at least {bounds.minimum}"
-    if bounds.maximum is not None:
-        return f" of at most {bounds.maximum}"
+def _describe_range(declared: Option) -> str:
+    minimum, maximum = declared.written(declared.bounds.minimum), declared.written(declared.bounds.maximum)
+    if minimum is not None and maximum is not None:
+        return f" from {minimum} to {maximum}"
+    if minimum is not None:
+        return f" of at least {minimum}"
+    if maximum is not None:
+        return f" of at most {maximum}"
     return ""
 
 
@@ -203,7 +303,7 @@ class ClockOptions:
 
     confirm_ms: int = option(
         10 * MINUTE_MS,
-        "Milliseconds for which a jump of the machine's time of day must last until the node takes the new time for right. "
+        "Time for which a jump of the machine's time of day must last until the node takes the new time for right. "
         "Until then the node's time goes on by itself, and retention by age waits. `penstock clock accept` confirms a jump at "
         "once.",
         minimum=SECOND_MS,
@@ -211,7 +311,7 @@ class ClockOptions:
     )
     gap_ms_max: int = option(
         DAY_MS,
-        "Milliseconds by which the time of day may be after the last known time when the node starts after a boot of the "
+        "Time by which the time of day may be after the last known time when the node starts after a boot of the "
         "machine. The node takes a longer gap for a jump of the time of day, which must be confirmed.",
         minimum=MINUTE_MS,
         maximum=3650 * DAY_MS,
@@ -269,15 +369,16 @@ class StoreOptions:
     )
     index_flush_ms: int = option(
         30 * SECOND_MS,
-        "Milliseconds after which the RocksDB index is flushed if anything was written since the last flush.",
+        "Time after which the RocksDB index is flushed if anything was written since the last flush.",
         minimum=100,
         maximum=HOUR_MS,
     )
     retention_ms: int = option(
         72 * HOUR_MS,
-        "Milliseconds for which records are kept at least. Segments are deleted as a whole, so some records are kept up to a "
+        "Time for which records are kept at least. Segments are deleted as a whole, so some records are kept up to a "
         "quarter longer. 0 means that records never expire by age.",
         minimum=0,
+        maximum=CENTURY_MS,
     )
     retention_bytes: int = option(
         0,

@@ -5,7 +5,7 @@ The node's time goes on by the time since boot (`store.clock`). Once a second it
 - A difference of at most `SLEW_MS_MAX` is slewed: the clock runs a tenth faster or slower until it is gone.
 - A larger one is a *jump*. The node's time goes on undisturbed, and the jump is unconfirmed. When the time of day returns, the
   jump is over, and nothing has happened.
-- A jump is confirmed when it has lasted for `clock.confirm_ms`, or when an operator says so. Then a forward jump is stepped:
+- A jump is confirmed when it has lasted for `clock.confirm`, or when an operator says so. Then a forward jump is stepped:
   a record of kind CLOCK_STEPPED says so (`store.clocksteps`). A backward jump is approached by running a tenth slower, because
   the node's time never goes back and never stands still.
 
@@ -13,7 +13,7 @@ While a jump is unconfirmed, retention by age waits, because it can't be undone.
 
 A start goes on from the last known time. On the same boot of the machine the time since boot tells exactly how much time has
 passed, so a restart changes nothing. On another boot only the time of day can tell. If it is before the last known time, or
-more than `clock.gap_ms_max` after it, the node goes on from the last known time, and the difference is an unconfirmed jump.
+more than `clock.gap_max` after it, the node goes on from the last known time, and the difference is an unconfirmed jump.
 
 What a start must know is in the small file `clock`:
 
@@ -208,7 +208,7 @@ class Timekeeping:
         self._is_steering = True
         found = self._compare("clock.jump")
         if self._jump is not None and found.boot_ns - self._jump.since_ns >= self._options.confirm_ms * MS_NS:
-            self._confirm(found, why="it has lasted for clock.confirm_ms")
+            self._confirm(found, why="it has lasted for clock.confirm")
         self._note()
 
     def _compare(self, event: str) -> Instant:

@@ -16,7 +16,7 @@ class TimerOptions:
 
     tick_ms: int = option(
         10,
-        "Milliseconds of a slot of the timer wheel. A timer fires at its due time or up to about this much later.",
+        "Length of a slot of the timer wheel. A timer fires at its due time or up to about this much later.",
         minimum=1,
         maximum=SECOND_MS,
     )
@@ -34,7 +34,7 @@ class TimerOptions:
     )
     delay_ms_max: int = option(
         10 * YEAR_MS,
-        "Maximum number of milliseconds by which a message can be delayed. Longer delays are refused.",
+        "Longest time by which a message can be delayed. Longer delays are refused.",
         minimum=SECOND_MS,
         maximum=100 * YEAR_MS,
     )
@@ -58,7 +58,7 @@ class TimerOptions:
     )
     schedule_every_ms_min: int = option(
         100,
-        "Least number of milliseconds between the occurrences of a schedule that repeats every so many milliseconds.",
+        "Least time between the occurrences of a schedule that repeats at equal intervals.",
         minimum=1,
         maximum=3_600 * SECOND_MS,
     )

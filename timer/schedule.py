@@ -122,7 +122,7 @@ class ScheduleDefinition:
             )
         if self.every_ms and not every_ms_min <= self.every_ms <= 10 * YEAR_MS:
             raise RecurrenceInvalid(
-                f"every_ms is {self.every_ms}; use {every_ms_min} (timer.schedule_every_ms_min) to {10 * YEAR_MS}"
+                f"every_ms is {self.every_ms}; use {every_ms_min} (timer.schedule_every_min) to {10 * YEAR_MS}"
             )
         for field_name, value, maximum in (
             ("start_ms", self.start_ms, INSTANT_MS_MAX),

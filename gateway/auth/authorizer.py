@@ -2,12 +2,12 @@
 
 The plugins of amqtt (`plugins`) decide, on other threads. If an answer is needed that is not known yet, the code raises
 `AuthorizationPending`: the connection stops reading, keeps what it has read, and continues at the same packet when the answer
-has come. Answers about topics are kept per client for `mqtt.access.decision_ms`; with an answer kept, a publish costs one dict
+has come. Answers about topics are kept per client for `mqtt.access.decision`; with an answer kept, a publish costs one dict
 lookup. Without plugins a client has no `Permissions`, and nothing is asked.
 
 No answer is neither a yes nor a no. If a plugin takes too long, fails or can't tell, or if too many questions wait, a client
 that connects is told that the server is busy. A packet waits, and the plugins are asked again, until the connection closes
-after `mqtt.access.unanswered_ms`; nothing is acknowledged meanwhile. A delivery keeps its cursor. No such outcome is kept.
+after `mqtt.access.unanswered`; nothing is acknowledged meanwhile. A delivery keeps its cursor. No such outcome is kept.
 """
 
 from __future__ import annotations

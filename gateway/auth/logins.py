@@ -104,7 +104,7 @@ class Logins:
         if options.verified == "none" or (options.verified == "passwords" and not only_passwords):
             return
         self._names_all = not only_passwords
-        keep_s = options.verified_ms / 1000
+        keep_s = options.verified_for_ms / 1000
         self.verified = VerifiedCredentials(keep_s, options.verified_max, while_connected=only_passwords)
         self.verified.start(self._now_s)
 

@@ -82,9 +82,7 @@ class KeepAliveWheel:
         if connection.is_unread:  # the client may have sent something: the server did not look
             self.watch_until(connection, now_s + STEP_S)
         elif not connection.connected:
-            connection.close(
-                "no CONNECT came within the time that mqtt.connect_timeout_ms allows", ReasonCode.KEEP_ALIVE_TIMEOUT
-            )
+            connection.close("no CONNECT came within the time that mqtt.connect_timeout allows", ReasonCode.KEEP_ALIVE_TIMEOUT)
         elif connection.keep_alive_s:
             if now_s >= connection.received_s + connection.keep_alive_s:
                 connection.close("the client sent nothing for 1.5 times its keep alive", ReasonCode.KEEP_ALIVE_TIMEOUT)

@@ -55,7 +55,7 @@ UNTAKEN_LOG_S: Final = 60.0
 
 KEPT_S_MAX: Final = 10.0
 """Seconds that messages wait for room of the members that can take them, before other consumers of the group may get them. It
-is less if half of `mqtt.share_ack_timeout_ms` is less, so that the messages return before that time counts as an attempt."""
+is less if half of `mqtt.share_ack_timeout` is less, so that the messages return before that time counts as an attempt."""
 
 RETRY_S: Final = 1.0
 """Seconds after which a group tries again to take messages, or to be created, if a limit prevented it."""
@@ -82,7 +82,7 @@ class ShareGroup:
         core: of POP.
         settlements: settles deliveries.
         loop: of the node.
-        ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout_ms`).
+        ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout`).
         name: the share name, which is the name of the POP group.
         topic_filter: of the POP group.
         causer: the first member, which is charged for the group.

@@ -63,7 +63,7 @@ class SharedSubscriptions:
         counters: of the gateway.
         is_enabled: whether clients may subscribe (`mqtt.shared`).
         groups_max: filters that may be shared at once (`mqtt.shared_max`).
-        ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout_ms`).
+        ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout`).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The topics `$SYS/broker/...`: what the node tells about itself over MQTT, under the names that users of mosquitto know.
 
-None of it is stored. A new subscription gets all values that it matches as retained messages. Every `mqtt.sys_interval_s` it
+None of it is stored. A new subscription gets all values that it matches as retained messages. Every `mqtt.sys_interval` it
 gets those that have changed, at QoS 0. A client that doesn't read misses some.
 """
 
@@ -28,7 +28,7 @@ class SystemTopics:
     """The node's own topics.
 
     Parameters:
-        interval_s: seconds between two publications; 0 to publish nothing (`mqtt.sys_interval_s`).
+        interval_s: seconds between two publications; 0 to publish nothing (`mqtt.sys_interval`).
         read_figures: returns the current figures by topic, without `$SYS/broker/`.
         now_s: returns the monotonic time in seconds.
     """

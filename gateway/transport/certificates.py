@@ -26,17 +26,17 @@ class TlsTerms(Protocol):
     """The options of a listener that speaks TLS. `ListenerOptions` says what they mean."""
 
     @property
-    def certificate(self) -> str: ...
+    def certificate_file(self) -> str: ...
     @property
-    def key(self) -> str: ...
+    def key_file(self) -> str: ...
     @property
     def tls_version_min(self) -> str: ...
     @property
     def client_certificates(self) -> str: ...
     @property
-    def client_ca(self) -> str: ...
+    def client_ca_file(self) -> str: ...
     @property
-    def client_crl(self) -> str: ...
+    def client_crl_file(self) -> str: ...
 
 
 class Certificates:
@@ -56,8 +56,8 @@ class Certificates:
     def __init__(self, options: TlsTerms, protocol: str = "mqtt") -> None:
         self._options = options
         self._protocol = protocol
-        of_clients = (options.client_ca, options.client_crl) if options.client_certificates != "none" else ()
-        self._files = WatchedFiles([path for path in (options.certificate, options.key, *of_clients) if path])
+        of_clients = (options.client_ca_file, options.client_crl_file) if options.client_certificates != "none" else ()
+        self._files = WatchedFiles([path for path in (options.certificate_file, options.key_file, *of_clients) if path])
         self.context = self._load()
 
     def reload(self) -> None:
@@ -77,15 +77,15 @@ class Certificates:
             ssl.OP_NO_RENEGOTIATION
         )  # Otherwise a client can make the server do handshakes at no cost of its own.
         context.set_alpn_protocols([self._protocol])
-        load_certificate(context, options.certificate, options.key)
+        load_certificate(context, options.certificate_file, options.key_file)
         if options.client_certificates != "none":
-            load_roots(context, options.client_ca)
-            if options.client_crl:
-                _check_lists(options.client_crl)
+            load_roots(context, options.client_ca_file)
+            if options.client_crl_file:
+                _check_lists(options.client_crl_file)
                 try:
-                    context.load_verify_locations(options.client_crl)
+                    context.load_verify_locations(options.client_crl_file)
                 except ssl.SSLError as error:
-                    raise OSError(f"{options.client_crl} can't be used for TLS: one of its lists is damaged") from error
+                    raise OSError(f"{options.client_crl_file} can't be used for TLS: one of its lists is damaged") from error
                 context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         context.verify_mode = VERIFY[options.client_certificates]
         return context
@@ -103,7 +103,9 @@ def _check_lists(path: str) -> None:
     blocks = _LIST.findall(content)
     if not blocks or content.count(b"-----BEGIN ") > len(blocks):
         what = "something else than certificate revocation lists" if blocks else "no certificate revocation list"
-        raise OSError(f"{path} can't be used for TLS: it has {what}. Give the lists of the authorities in client_ca, as PEM.")
+        raise OSError(
+            f"{path} can't be used for TLS: it has {what}. Give the lists of the authorities in client_ca_file, as PEM."
+        )
     for block in blocks:
         try:
             revoked = x509.load_pem_x509_crl(block)

@@ -133,7 +133,7 @@ class Listeners:
             except OSError as error:
                 logger.error("tls.reload_failed", listener=listener.name, why=str(error))
             else:
-                logger.info("tls.reloaded", listener=listener.name, certificate=listener.options.certificate)
+                logger.info("tls.reloaded", listener=listener.name, certificate=listener.options.certificate_file)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watching = loop.call_later(WATCH_S, self._watch, loop)

@@ -37,12 +37,12 @@ class TokenOptions:
     )
     jwks_url: str = option(
         "",
-        "URL of a JSON Web Key Set, https or on loopback. The node fetches it at its start and every `jwks_refresh_s`, and "
+        "URL of a JSON Web Key Set, https or on loopback. The node fetches it at its start and every `jwks_refresh`, and "
         "keeps the last one if that fails.",
     )
     jwks_refresh_s: int = option(
         300,
-        "Seconds between two fetches of `jwks_url`. A key that the authority withdraws is accepted for so long.",
+        "Time between two fetches of `jwks_url`. A key that the authority withdraws is accepted for so long.",
         minimum=1,
         maximum=24 * HOUR_MS // SECOND_MS,
     )
@@ -56,7 +56,7 @@ class TokenOptions:
     )
     leeway_s: int = option(
         30,
-        "Seconds by which the clocks of node and authority may differ. A token holds for so much longer.",
+        "Time by which the clocks of node and authority may differ. A token holds for so much longer.",
         minimum=0,
         maximum=HOUR_MS // SECOND_MS,
     )

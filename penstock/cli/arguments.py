@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.settings import DEFAULTS, PREFIX, find_settings
+from penstock.store.durations import parse_duration
 from penstock.store.options import HostPort, OptionInvalid
 
 if TYPE_CHECKING:
@@ -156,13 +157,12 @@ NUMBER_CHARS_MAX = 40
 
 def duration(text: str) -> int:
     """Return a time such as `500ms`, `90s`, `10min` or `7d`, in ms. Only 0 needs no unit."""
-    found = re.fullmatch(r"([0-9]{1,15})(ms|s|m|min|h|d)|0()", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write a whole number with ms, s, min, h or d, such as 10min.")
-    return int(found[1]) * _UNITS_MS[found[2]] if found[2] else 0
-
-
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+    try:
+        return 0 if text == "0" else parse_duration(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: write a whole number with ms, s, min, h or d, such as 10min."
+        ) from None
 
 
 def position(text: str) -> int:

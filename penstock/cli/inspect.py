@@ -60,7 +60,7 @@ def add_to(commands: Commands) -> None:
     queues = add_command(
         things,
         "queues",
-        "Print the light queues as of the last flush of the index (every store.index_flush_ms, and at a stop).",
+        "Print the light queues as of the last flush of the index (every store.index_flush, and at a stop).",
     )
     add_node(queues, "data_dir")
     queues.add_argument("--filter", default="", metavar="FILTER", help="Only the queues of exactly this filter.")

@@ -47,15 +47,15 @@ class ReplicationOptions:
     etcd_ca_file: str = option(
         "", "PEM file with the roots by which etcd's certificates are checked. If empty, etcd speaks plain text."
     )
-    etcd_cert_file: str = option("", "PEM file with the certificate that the node shows etcd.")
+    etcd_certificate_file: str = option("", "PEM file with the certificate that the node shows etcd.")
     etcd_key_file: str = option("", "PEM file with the key of that certificate.")
-    tls_cert_file: str = option(
+    certificate_file: str = option(
         "",
         "PEM file with the certificate that the node shows other replicas. If empty, replicas speak plain text, which is "
         "allowed only where `listen` is a loopback address.",
     )
-    tls_key_file: str = option("", "PEM file with the key of that certificate.")
-    tls_ca_file: str = option(
+    key_file: str = option("", "PEM file with the key of that certificate.")
+    ca_file: str = option(
         "", "PEM file with the roots of the certificates of all replicas. Each replica checks the others by it."
     )
 
@@ -75,7 +75,7 @@ class ReplicationOptions:
         for address in (*self.coordinator, *([self.advertise] if self.advertise else [])):
             if HostPort.parse(address).port not in range(1, PORT_MAX + 1):
                 raise OptionInvalid(f"{section}.coordinator", address, "HOST:PORT with a port that is not 0")
-        for names in (("tls_cert_file", "tls_key_file", "tls_ca_file"), ("etcd_cert_file", "etcd_key_file")):
+        for names in (("certificate_file", "key_file", "ca_file"), ("etcd_certificate_file", "etcd_key_file")):
             given = [name for name in names if getattr(self, name)]
             if given and len(given) < len(names):
                 missing = next(name for name in names if name not in given)
@@ -91,13 +91,13 @@ class ReplicationOptions:
             self.etcd_user,
             password.decode(errors="surrogateescape").rstrip("\r\n") if password is not None else "",
             _text(self.etcd_ca_file, "etcd_ca_file"),
-            _text(self.etcd_cert_file, "etcd_cert_file"),
+            _text(self.etcd_certificate_file, "etcd_certificate_file"),
             _text(self.etcd_key_file, "etcd_key_file"),
         )
 
     def tls(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
         """Return the TLS contexts for connections that are dialled and taken; None for plain text. Raises FilesInvalid."""
-        if not self.tls_cert_file:
+        if not self.certificate_file:
             return None
         contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         for context in contexts:
@@ -105,12 +105,12 @@ class ReplicationOptions:
             context.check_hostname = False  # A replica is known by its cluster's authority. Its address may change.
             context.verify_mode = ssl.CERT_REQUIRED
             try:
-                load_certificate(context, self.tls_cert_file, self.tls_key_file)
-                load_roots(context, self.tls_ca_file)
+                load_certificate(context, self.certificate_file, self.key_file)
+                load_roots(context, self.ca_file)
             except OSError as error:
                 raise FilesInvalid(
-                    f"the certificate of replication can't be used ({error}); check replication.tls_cert_file, tls_key_file "
-                    "and tls_ca_file"
+                    f"the certificate of replication can't be used ({error}); check replication.certificate_file, key_file "
+                    "and ca_file"
                 ) from error
         return contexts
 

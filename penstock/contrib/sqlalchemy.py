@@ -120,7 +120,7 @@ class TransactionalOutbox:
         """Send the messages of committed transactions, in the order of their rows, until the task is cancelled.
 
         One relay of a table is enough, and keeps the order. A second one costs calls; it doubles no message that both send
-        within the node's `pop.deduplication_ms`. While the node or the database is away, the relay waits for it. A message for
+        within the node's `pop.deduplication`. While the node or the database is away, the relay waits for it. A message for
         which the node has no room waits, too, and those after it are sent meanwhile. A message that the node refuses for
         another reason keeps its row, with the error, and is logged; those after it are sent.
 

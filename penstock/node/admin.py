@@ -105,7 +105,7 @@ class Admin:
         Raises:
             AdminUnavailable: the address is in use, or isn't an address of this machine, or the certificate can't be used.
         """
-        if self._options.certificate:
+        if self._options.certificate_file:
             try:
                 self._certificates = Certificates(self._options, "http/1.1")
             except OSError as error:
@@ -161,7 +161,7 @@ class Admin:
         except OSError as error:
             logger.error("tls.reload_failed", listener="admin", why=str(error))
         else:
-            logger.info("tls.reloaded", listener="admin", certificate=self._options.certificate)
+            logger.info("tls.reloaded", listener="admin", certificate=self._options.certificate_file)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watching = loop.call_later(WATCH_S, self._watch, loop)

@@ -33,11 +33,11 @@ class AdminOptions:
         "localhost and loopback addresses are accepted, too; beyond it any IP address, and any name if this list is empty. "
         "Other requests are refused, so that a web page can't reach the listener under a name of its own.",
     )
-    certificate: str = option(
+    certificate_file: str = option(
         "",
         "PEM file with the server certificate and its intermediate certificates. If empty, the listener uses plain HTTP.",
     )
-    key: str = option(
+    key_file: str = option(
         "",
         "PEM file with the unencrypted private key of the certificate.",
     )
@@ -51,26 +51,26 @@ class AdminOptions:
         '"required" refuses it in the TLS handshake. A name in the certificate identifies a principal of `access.file`. '
         "Without `access.file`, any certificate that the authority has signed lets its bearer read everything.",
     )
-    client_ca: str = option(
+    client_ca_file: str = option(
         "",
         "PEM file with the certificate authorities that sign client certificates. It is needed unless "
         '`client_certificates` is "none".',
     )
-    client_crl: str = option(
+    client_crl_file: str = option(
         "",
-        "PEM file with the certificate revocation lists of the authorities in `client_ca`. A client whose certificate is "
+        "PEM file with the certificate revocation lists of the authorities in `client_ca_file`. A client whose certificate is "
         "revoked is refused in the TLS handshake. So is every client of an authority whose list has expired or is not there.",
     )
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if options contradict each other."""
-        if bool(self.certificate) != bool(self.key):
-            missing = "key" if self.certificate else "certificate"
-            raise OptionInvalid(f"{section}.{missing}", "", "a path, because certificate and key go together")
+        if bool(self.certificate_file) != bool(self.key_file):
+            missing = "key_file" if self.certificate_file else "certificate_file"
+            raise OptionInvalid(f"{section}.{missing}", "", "a path, because certificate_file and key_file go together")
         if self.client_certificates != "none":
-            if not self.certificate:
+            if not self.certificate_file:
                 raise OptionInvalid(f"{section}.client_certificates", self.client_certificates, '"none" without TLS')
-            if not self.client_ca:
-                raise OptionInvalid(f"{section}.client_ca", "", "a path if clients are asked for a certificate")
-        elif self.client_crl:
-            raise OptionInvalid(f"{section}.client_crl", self.client_crl, 'empty if client_certificates is "none"')
+            if not self.client_ca_file:
+                raise OptionInvalid(f"{section}.client_ca_file", "", "a path if clients are asked for a certificate")
+        elif self.client_crl_file:
+            raise OptionInvalid(f"{section}.client_crl_file", self.client_crl_file, 'empty if client_certificates is "none"')

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from penstock.access.options import AccessControlOptions
 from penstock.cluster.options import ReplicationOptions
@@ -16,7 +16,16 @@ from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import ConfigError
 from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
-from penstock.store.options import ClockOptions, HostPort, OptionInvalid, StoreOptions, check_options, option
+from penstock.store.options import (
+    ClockOptions,
+    HostPort,
+    Option,
+    OptionInvalid,
+    StoreOptions,
+    check_options,
+    option,
+    options_of,
+)
 from penstock.store.quotaoptions import QuotaOptions
 from penstock.timer.options import TimerOptions
 from penstock.tracing.options import TracingOptions
@@ -79,7 +88,8 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     Args:
         path: a TOML file, or None for the defaults.
         overrides: values that replace those of the file, by full name: `{"mqtt.listen": "127.0.0.1:0"}`. A value has the type
-            that TOML gives it, or the option's own type. Values that are None are ignored.
+            that TOML gives it, or the option's own type; a duration is text such as "7d", a timedelta, or 0. Values that are
+            None are ignored.
 
     Raises:
         ConfigError: the file can't be read, a name is unknown, or a value doesn't fit its option.
@@ -99,9 +109,9 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
 
 
 def _option_names() -> list[str]:
-    names = [declared.name for declared in fields(Config) if declared.name not in SECTIONS]
+    names = [declared.name for declared in options_of(Config)]
     for name, section in SECTIONS.items():
-        names += [full for declared in fields(section) if (full := f"{name}.{declared.name}") not in SECTIONS]
+        names += [f"{name}.{declared.name}" for declared in options_of(section)]
     return names
 
 
@@ -136,13 +146,15 @@ def _flatten(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _build(options: type[Options], values: Mapping[str, Any], section: str) -> Options:
     """Return an options dataclass with the values that belong to it, each checked."""
-    arguments: dict[str, Any] = {}
-    for name, hint in get_type_hints(options).items():
-        full_name = f"{section}.{name}" if section else name
-        if full_name in SECTIONS:
-            arguments[name] = _build(hint, values, full_name)
-        elif full_name in values:
-            arguments[name] = _from_toml(hint, values[full_name], full_name)
+    prefix = f"{section}." if section else ""
+    arguments: dict[str, Any] = {
+        name: _build(SECTIONS[prefix + name], values, prefix + name)
+        for name in get_type_hints(options)
+        if prefix + name in SECTIONS
+    }
+    for declared in options_of(options):
+        if (full_name := prefix + declared.name) in values:
+            arguments[declared.field] = _read(declared, values[full_name], full_name)
     built = options(**arguments)
     check_options(built, section)
     if hasattr(built, "check"):
@@ -150,30 +162,18 @@ def _build(options: type[Options], values: Mapping[str, Any], section: str) -> O
     return built
 
 
-def _build_element(options: type[Options], table: Mapping[str, Any], element: str) -> Options:
+def _read(declared: Option, value: Any, name: str) -> Any:
+    """Return a value of TOML as the option's type. `check_options` judges values that don't fit."""
+    if is_dataclass(declared.listed) and isinstance(value, list) and all(isinstance(table, dict) for table in value):
+        return tuple(_build_element(declared.listed, table, f"{name}[{number}]") for number, table in enumerate(value))
+    return declared.read(value, name)
+
+
+def _build_element(options: Any, table: Mapping[str, Any], element: str) -> Any:
     """Return an options dataclass from a table in a list."""
     values = {f"{element}.{key.replace('-', '_')}": value for key, value in table.items()}
-    known = [f"{element}.{declared.name}" for declared in fields(options)]  # type: ignore[arg-type]
+    known = [f"{element}.{declared.name}" for declared in options_of(options)]
     for name in values:
         if name not in known:
             raise ConfigError(f"The option {name} does not exist. The most similar name is {_nearest(name, known)}.")
     return _build(options, values, element)
-
-
-def _from_toml(hint: Any, value: Any, name: str) -> Any:
-    """Return a value of TOML as the option's type, if TOML has no such type. `check_options` judges values that don't fit."""
-    if hint is HostPort and isinstance(value, str):
-        try:
-            return HostPort.parse(value)
-        except OptionInvalid as error:
-            raise OptionInvalid(name, value, error.allowed) from error
-    if hint is Path and isinstance(value, str):
-        if not value:
-            raise OptionInvalid(name, value, 'a path; "." is the directory in which the node starts')
-        return Path(value)
-    if get_origin(hint) is tuple and isinstance(value, list):
-        listed = get_args(hint)[0]
-        if isinstance(listed, type) and is_dataclass(listed) and all(isinstance(table, dict) for table in value):
-            return tuple(_build_element(listed, table, f"{name}[{number}]") for number, table in enumerate(value))
-        return tuple(value)
-    return value

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from penstock.node.config import SECTIONS, Config
-from penstock.store.options import bounds_of, describe_allowed
+from penstock.store.options import Option, describe_allowed, operator_name, options_of
 
 COMMENT_COLUMNS = 100
 """Width of the comments."""
@@ -30,37 +30,36 @@ def document_options(config: Config | None = None) -> str:
 
 
 def _document(options: Any, defaults: Any, section: str = "") -> Iterator[str]:
-    hints = get_type_hints(type(options))
     prefix = f"{section}." if section else ""
-    lists: list[Any] = []
-    for declared in fields(options):
-        hint, value = hints[declared.name], getattr(options, declared.name)
-        if prefix + declared.name in SECTIONS:
+    lists: list[Option] = []
+    for option in options_of(type(options)):
+        if is_dataclass(option.listed):
+            lists.append(option)
             continue
-        if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]):
-            lists.append(declared)
-            continue
-        bounds = bounds_of(declared)
-        default = toml_of(getattr(defaults, declared.name))
-        allowed = describe_allowed(hint, bounds)
-        at_most = f", at most {bounds.at_most}" if bounds.at_most else ""
-        for sentence in (bounds.doc, f"{allowed[0].upper()}{allowed[1:]}{at_most}. Default: {default}"):
+        value = option.written(getattr(options, option.field))
+        for sentence in (option.bounds.doc, _allowed(option, getattr(defaults, option.field))):
             yield from textwrap.wrap(sentence, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
         # TOML has no value for "none".
-        yield f"{declared.name} = {toml_of(value)}" if value is not None else f"# {declared.name} = {{}}"
+        yield f"{option.name} = {toml_of(value)}" if value is not None else f"# {option.name} = {{}}"
         yield ""
-    for declared in lists:  # last, because options after a table of a list would belong to that table
-        yield from _document_list(options, declared, get_args(hints[declared.name])[0], f"{prefix}{declared.name}")
+    for option in lists:  # last, because options after a table of a list would belong to that table
+        yield from _document_list(getattr(options, option.field), option, prefix + option.name)
 
 
-def _document_list(options: Any, declared: Any, listed: Any, name: str) -> Iterator[str]:
+def _allowed(option: Option, default: Any) -> str:
+    allowed = describe_allowed(option)
+    at_most = f", at most {operator_name(option.bounds.at_most)}" if option.bounds.at_most else ""
+    return f"{allowed[0].upper()}{allowed[1:]}{at_most}. Default: {toml_of(option.written(default))}"
+
+
+def _document_list(tables: Any, option: Option, name: str) -> Iterator[str]:
     """Yield the tables of a list, or if it is empty, one table in comments with the defaults."""
-    tables = getattr(options, declared.name)
+    listed = option.listed
     for table in tables:
         yield f"[[{name}]]"
         yield from _document(table, listed(), name)
     if not tables:
-        yield from textwrap.wrap(bounds_of(declared).doc, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
+        yield from textwrap.wrap(option.bounds.doc, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
         lines = (f"[[{name}]]", *_document(listed(), listed(), name))
         yield from (line if line.startswith("#") or not line else f"# {line}" for line in lines)
 

@@ -78,8 +78,8 @@ def check_exposure(config: Config) -> None:
             wrong.append(_refusal(gate, beyond))
     if wrong:
         raise ListenerExposed("\n".join(wrong))
-    authorities = config.pop.tls_client_ca_file
-    if authorities and any((config.admin.client_crl, *(each.client_crl for each in config.mqtt.listeners))):
+    authorities = config.pop.client_ca_file
+    if authorities and any((config.admin.client_crl_file, *(each.client_crl_file for each in config.mqtt.listeners))):
         why = "gRPC checks no revocation lists: take the name in a revoked certificate out of access.file, or ban it as a user"
         logger.warning("crl.not_over_grpc", file=authorities, why=why)
 
@@ -122,8 +122,8 @@ def pop_gate(config: Config) -> Gate:
         config.pop.listen,
         config.pop.anonymous,
         "pop.anonymous",
-        bool(config.access.file or config.pop.tls_client_ca_file),
-        "access.file or pop.tls_client_ca_file",
+        bool(config.access.file or config.pop.client_ca_file),
+        "access.file or pop.client_ca_file",
     )
 
 

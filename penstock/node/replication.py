@@ -55,10 +55,10 @@ def check_replication(config: Config) -> None:
             'Set it to "sync", or leave out replication.cluster.'
         )
     beyond = [address for address in resolved(options.listen) if not is_local(address)]
-    if beyond and not options.tls_cert_file:
+    if beyond and not options.certificate_file:
         raise ListenerExposed(
             f"The listener for replicas would give all messages to everybody who reaches it: replication.listen is "
-            f"{options.listen}, which is beyond loopback. Set replication.tls_cert_file, tls_key_file and tls_ca_file."
+            f"{options.listen}, which is beyond loopback. Set replication.certificate_file, key_file and ca_file."
         )
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from penstock.install import install_hint
 from penstock.node.errors import ConfigError
-from penstock.store.options import DAY_MS, GIB, MINUTE_MS, option
+from penstock.store.options import CENTURY_MS, DAY_MS, GIB, MINUTE_MS, option
 
 logger = structlog.get_logger("tables")
 
@@ -26,17 +26,18 @@ class TablesOptions:
     )
     seal_ms: int = option(
         15 * MINUTE_MS,
-        "Milliseconds after which the open segment is sealed for the tables, counted from its first record. It is the longest "
+        "Time after which the open segment is sealed for the tables, counted from its first record. It is the longest "
         "time for which the tables of a quiet node are behind. 0 means that segments are sealed when they are full, or old "
-        "enough for store.retention_ms.",
+        "enough for store.retention.",
         minimum=0,
         maximum=30 * DAY_MS,
     )
     retention_ms: int = option(
         0,
-        "Milliseconds for which the tables keep rows at least. The files of a segment are deleted together, so some rows are "
+        "Time for which the tables keep rows at least. The files of a segment are deleted together, so some rows are "
         "kept longer. 0 means that nothing is deleted.",
         minimum=0,
+        maximum=CENTURY_MS,
     )
     lag_bytes_max: int = option(
         4 * GIB,

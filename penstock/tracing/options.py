@@ -45,13 +45,13 @@ class TracingOptions:
     )
     interval_ms: int = option(
         SECOND_MS,
-        "Milliseconds for which the first span of a batch waits for others.",
+        "Time for which the first span of a batch waits for others.",
         minimum=10,
         maximum=MINUTE_MS,
     )
     timeout_ms: int = option(
         10 * SECOND_MS,
-        "Milliseconds that the collector has for an answer. The node sends the batch again later.",
+        "Time that the collector has for an answer. The node sends the batch again later.",
         minimum=10,
         maximum=HOUR_MS,
     )

@@ -56,7 +56,7 @@ class Message(ReceivedMessage):
 
         Raises:
             TypeError, ValueError: The delay is no duration.
-            InvalidInvisibleTime: The delay is longer than `pop.invisible_ms_max`.
+            InvalidInvisibleTime: The delay is longer than `pop.invisible_max`.
             StatusError, NodeUnavailable: As for `ack`.
         """
         change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), nack=True)

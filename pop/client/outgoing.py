@@ -43,7 +43,7 @@ class OutgoingMessage:
             message when the transaction is committed. Empty: the message has no transaction.
 
         deduplication_id: Chosen by the sender, up to 256 bytes of UTF-8. The node stores one message of a topic with this id,
-            within `pop.deduplication_ms` (10 minutes by default), and answers a repeated one with the first one's receipt.
+            within `pop.deduplication` (10 minutes by default), and answers a repeated one with the first one's receipt.
             Empty: the message has none.
         deduplication_age: How long ago the message was sent first, at the most; 0 if it was never sent before. If the node
             has forgotten the ids of that time, it refuses the message, and does not store it twice.

@@ -79,7 +79,7 @@ class Producer:
         buffer_max: Maximum number of messages that have no answer yet.
         buffer_bytes_max: Maximum number of bytes of these messages. A larger message waits until there is no other.
         retry_timeout: How long a message is sent again after its first try. It should be shorter than the node's
-            `pop.deduplication_ms`.
+            `pop.deduplication`.
         tracing: Makes the span of each message, if there is one.
 
     Raises:

@@ -21,7 +21,7 @@ class Security:
             plain text, everybody on the network path can read it.
         tls: Speak TLS. Without `root_certificates` the client checks the node's certificate by the roots that gRPC ships.
         root_certificates: PEM of the roots by which the client checks the node's certificate. Implies `tls`.
-        certificate: PEM of the client's own certificate, for mutual TLS (`pop.tls_client_ca_file`).
+        certificate: PEM of the client's own certificate, for mutual TLS (`pop.client_ca_file`).
         key: PEM of the key of that certificate.
     """
 

@@ -16,6 +16,7 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.store.causer import NODE, Causer
+from penstock.store.durations import format_duration
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from penstock.store.properties import (
     Properties,
@@ -197,8 +198,9 @@ class Sender:
         if found is None:
             if age_ms and not self._sent_ids.remembers(topic, age_ms):
                 detail = (
-                    f"the message was sent first {age_ms} ms ago, and ids of that time are forgotten (pop.deduplication_ms is "
-                    f"{self._window_ms}), so the node can't know whether it stored the message then; it stores nothing now"
+                    f"the message was sent first {age_ms} ms ago, and ids of that time are forgotten (pop.deduplication "
+                    f"is {format_duration(self._window_ms)}), so the node can't know whether it stored the message then; it "
+                    "stores nothing now"
                 )
                 raise SendRefused(Refusal.DEDUPLICATION_WINDOW_PASSED, detail)
             return None

@@ -320,7 +320,7 @@ class MessageExtras(_message.Message):
     TIMER_KEY_FIELD_NUMBER: _builtins.int
     EXPIRE_AFTER_MS_FIELD_NUMBER: _builtins.int
     deduplication_id: _builtins.str
-    """Chosen by the sender, up to 256 bytes. If the topic got a message with this id lately (pop.deduplication_ms), the node
+    """Chosen by the sender, up to 256 bytes. If the topic got a message with this id lately (pop.deduplication), the node
     stores nothing and responds with that message.
     """
     deduplication_age_ms: _builtins.int

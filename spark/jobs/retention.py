@@ -26,7 +26,7 @@ WHOLE_LOG = "#"
 def retention_plan(messages: DataFrame, *, levels: int = 1, disk_bytes: int, days: float) -> DataFrame:
     """Return how many days of the log fit on a disk, and how many bytes some days take: for all messages and by prefix.
 
-    A node has one retention for its whole log. The row `#` has the values for its options `store.retention_ms` and
+    A node has one retention for its whole log. The row `#` has the values for its options `store.retention` and
     `store.retention_bytes`. That of a prefix has them for a node that stores nothing else.
 
     A log holds more than messages, such as deliveries and acknowledgements. So its size is the distance of the first message

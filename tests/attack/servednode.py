@@ -64,8 +64,8 @@ listen = "127.0.0.1:0"
 name = "tls"
 kind = "tls"
 listen = "127.0.0.1:0"
-certificate = "{directory}/tls/server.pem"
-key = "{directory}/tls/server.key"
+certificate_file = "{directory}/tls/server.pem"
+key_file = "{directory}/tls/server.key"
 
 [[mqtt.listeners]]
 name = "ws"
@@ -77,8 +77,8 @@ origins = ["https://dashboard.example.org"]
 name = "wss"
 kind = "wss"
 listen = "127.0.0.1:0"
-certificate = "{directory}/tls/server.pem"
-key = "{directory}/tls/server.key"
+certificate_file = "{directory}/tls/server.pem"
+key_file = "{directory}/tls/server.key"
 origins = ["https://dashboard.example.org"]
 
 [[mqtt.listeners]]
@@ -90,8 +90,8 @@ proxy_from = ["127.0.0.1/32"]
 [pop]
 listen = "127.0.0.1:0"
 {pop}
-tls_certificate_file = "{directory}/tls/server.pem"
-tls_key_file = "{directory}/tls/server.key"
+certificate_file = "{directory}/tls/server.pem"
+key_file = "{directory}/tls/server.key"
 
 [access]
 file = "{directory}/access.toml"

@@ -25,14 +25,14 @@ from tests.system.timeofday import TimeOfDay
 CONFIG = """
 [store]
 segment_bytes = {segment_bytes}
-index_flush_ms = {index_flush_ms}
+index_flush = "{index_flush_ms}ms"
 retention_bytes = {retention_bytes}
 reserve_bytes = {reserve_bytes}
 {store}
 
 [mqtt]
-share_ack_timeout_ms = 1500
-sys_interval_s = 0
+share_ack_timeout = "1500ms"
+sys_interval = 0
 
 [tables]
 enabled = "off"

@@ -42,8 +42,8 @@ def test_a_node_is_no_replica_by_default() -> None:
         ({"cluster": "prod", "coordinator": ["h"]}, "HOST:PORT"),
         ({"cluster": "prod", "coordinator": ["h:0"]}, "a port that is not 0"),
         ({"cluster": "prod", "coordinator": ["h:1"], "advertise": "h"}, "HOST:PORT"),
-        ({"cluster": "prod", "coordinator": ["h:1"], "tls_cert_file": "c.pem"}, r"replication\.tls_key_file"),
-        ({"cluster": "prod", "coordinator": ["h:1"], "etcd_cert_file": "c.pem"}, r"replication\.etcd_key_file"),
+        ({"cluster": "prod", "coordinator": ["h:1"], "certificate_file": "c.pem"}, r"replication\.key_file"),
+        ({"cluster": "prod", "coordinator": ["h:1"], "etcd_certificate_file": "c.pem"}, r"replication\.etcd_key_file"),
         ({"cluster": "prod", "coordinator": ["h:1"], "etcd_user": "p"}, r"replication\.etcd_password_file"),
     ],
 )
@@ -54,7 +54,7 @@ def test_options_that_do_not_fit_are_refused_by_name(tmp_path: Path, options: di
 
 def test_strangers_must_not_be_replicas() -> None:
     options = ReplicationOptions(cluster="prod", coordinator=ETCD, listen=HostPort("0.0.0.0", 7650))
-    with pytest.raises(ListenerExposed, match=r"0\.0\.0\.0:7650, which is beyond loopback\. Set replication\.tls_cert_file"):
+    with pytest.raises(ListenerExposed, match=r"0\.0\.0\.0:7650, which is beyond loopback\. Set replication\.certificate_file"):
         check_replication(Config(replication=options))
 
 
@@ -71,10 +71,10 @@ def test_files_that_can_t_be_used_are_named(tmp_path: Path) -> None:
         options.etcd()
     authority = Authority(tmp_path / "ca")
     certificate, key = authority.issue_client("replica")
-    good = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_file": str(authority.file)}
+    good = {"certificate_file": str(certificate), "key_file": str(key), "ca_file": str(authority.file)}
     assert ReplicationOptions(cluster="prod", coordinator=ETCD, **good).tls() is not None  # type: ignore[arg-type]
     for name in good:
-        with pytest.raises(FilesInvalid, match=r"check replication\.tls_cert_file"):
+        with pytest.raises(FilesInvalid, match=r"check replication\.certificate_file"):
             ReplicationOptions(cluster="prod", coordinator=ETCD, **{**good, name: absent}).tls()  # type: ignore[arg-type]
 
 

@@ -91,8 +91,8 @@ class Authority:
         return ListenerOptions(
             name=name,
             kind=kind,
-            certificate=str(self.certificate),
-            key=str(self.key),
-            client_ca=str(self.file),
+            certificate_file=str(self.certificate),
+            key_file=str(self.key),
+            client_ca_file=str(self.file),
             **options,
         )

@@ -165,7 +165,7 @@ async def test_a_database_hashes_a_wrong_password_whether_the_user_exists_or_not
 async def test_a_client_that_comes_again_needs_no_other_hash(
     start_broker: StartBroker, passwords: Path, hashes: Hashes, style: Any
 ) -> None:
-    broker = await start_broker(**style(passwords, verified_ms=60_000))
+    broker = await start_broker(**style(passwords, verified_for_ms=60_000))
     for client_id in ("first", "second", "third"):
         await leave(broker, await enter(broker, "ann", "anns password", client_id))
     assert hashes.compared == ["anns password"]
@@ -180,7 +180,7 @@ async def test_a_client_that_comes_again_needs_no_other_hash(
 async def test_credentials_are_remembered_for_a_while_after_their_last_client_has_left(
     start_broker: StartBroker, passwords: Path, hashes: Hashes, style: Any
 ) -> None:
-    broker = await start_broker(**style(passwords, verified_ms=60_000))
+    broker = await start_broker(**style(passwords, verified_for_ms=60_000))
     client = await enter(broker, "ann", "anns password")
     pass_time(broker.node.gateway, 3600)
     await leave(broker, client)
@@ -247,7 +247,7 @@ async def test_what_other_plugins_have_verified_is_not_remembered(start_broker: 
 async def test_what_any_plugin_has_verified_is_remembered_for_one_client_if_the_options_say_so(
     start_broker: StartBroker, script: Script
 ) -> None:
-    broker = await start_broker(access=plugins("Renamer", verified="all", verified_ms=60_000))
+    broker = await start_broker(access=plugins("Renamer", verified="all", verified_for_ms=60_000))
     client = await enter(broker, "ann", "x", "c")
     await enter(broker, "ann", "x", "d")
     assert script.asked == [("connect", "c"), ("connect", "d")]

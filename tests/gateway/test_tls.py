@@ -131,7 +131,7 @@ async def test_a_revoked_certificate_is_refused_from_the_next_reload_on_and_open
     authority = Authority(tmp_path / "authority")
     lost, kept = (authority.issue_client(common_name=name) for name in ("lost", "kept"))
     crl = authority.revoke()
-    listener = authority.listener("mtls", client_certificates="required", client_crl=str(crl))
+    listener = authority.listener("mtls", client_certificates="required", client_crl_file=str(crl))
     broker = await start_broker(listeners=(listener,))
     before = await broker.connect("before", listener="mtls", context=authority.context(lost))
     authority.revoke(lost)
@@ -161,7 +161,7 @@ async def test_without_a_list_that_is_valid_and_of_its_authority_every_certifica
     issuer = authority if is_expired else Authority(tmp_path / "other")
     crl = str(issuer.revoke(until=datetime.now(UTC) - timedelta(seconds=2) if is_expired else None))
     with structlog.testing.capture_logs() as logs:
-        listener = authority.listener("mtls", client_certificates="optional", client_crl=crl)
+        listener = authority.listener("mtls", client_certificates="optional", client_crl_file=crl)
         broker = await start_broker(listeners=(listener,))
         assert await refused(broker, authority.context(authority.issue_client(common_name="c")))
         await until(lambda: broker.listener("mtls").admission.refused == {"tls": 1})
@@ -178,12 +178,12 @@ def test_a_file_that_is_no_revocation_list_is_refused(tmp_path: Path, content: b
     if content is not None:
         crl.write_bytes(content)
     with pytest.raises(OSError, match=r"broken\.pem"):
-        Certificates(authority.listener("tls", client_certificates="required", client_crl=str(crl)))
+        Certificates(authority.listener("tls", client_certificates="required", client_crl_file=str(crl)))
 
 
 def test_a_revocation_list_needs_client_certificates(authority: Authority) -> None:
-    with pytest.raises(OptionInvalid, match="client_crl"):
-        authority.listener("tls", client_crl="crl.pem").check("mqtt.listeners")
+    with pytest.raises(OptionInvalid, match="client_crl_file"):
+        authority.listener("tls", client_crl_file="crl.pem").check("mqtt.listeners")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_replaced_authority_is_no_longer_trusted(tmp_path: Path) -> None:
     assert before != after
 
 
-@pytest.mark.parametrize("broken", ["certificate", "key", "client_ca"])
+@pytest.mark.parametrize("broken", ["certificate_file", "key_file", "client_ca_file"])
 async def test_a_node_does_not_start_without_its_certificates(
     start_broker: StartBroker, authority: Authority, broken: str, tmp_path: Path
 ) -> None:

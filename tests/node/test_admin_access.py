@@ -103,7 +103,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         chosen = AdminOptions(listen=listen, **options)
         admin = Admin(chosen, access, registry=CollectorRegistry(), ready=lambda: True, state=dict, timers=no_timers)
         started.append(admin)
-        return Listening(admin, access, await admin.start(), is_tls=bool(chosen.certificate))
+        return Listening(admin, access, await admin.start(), is_tls=bool(chosen.certificate_file))
 
     yield start
     for admin in started:
@@ -315,7 +315,11 @@ async def test_no_page_of_another_origin_may_change_anything(start: Start) -> No
 
 
 def tls(authority: Authority, **options: Any) -> dict[str, Any]:
-    return {"certificate": str(authority.certificate), "key": str(authority.key), "client_ca": str(authority.file)} | options
+    return {
+        "certificate_file": str(authority.certificate),
+        "key_file": str(authority.key),
+        "client_ca_file": str(authority.file),
+    } | options
 
 
 async def test_a_certificate_identifies_a_principal(start: Start, tmp_path: Path) -> None:
@@ -340,7 +344,7 @@ async def test_a_revoked_certificate_is_refused(start: Start, tmp_path: Path) ->
     authority = Authority(tmp_path / "authority")
     lost, kept = (authority.issue_client(common_name=name) for name in ("lost", "kept"))
     crl = str(authority.revoke(lost))
-    options = tls(authority, client_certificates="required", client_crl=crl)
+    options = tls(authority, client_certificates="required", client_crl_file=crl)
     listening = await start(EVERYWHERE, has_access=False, **options)
     assert await listening.ask(context=authority.context(kept)) == 200
     with pytest.raises(aiohttp.ClientConnectionError):
@@ -378,4 +382,4 @@ async def test_handshakes_that_never_end_keep_nobody_out(start: Start, tmp_path:
 
 async def test_a_certificate_that_is_missing_is_named(start: Start, tmp_path: Path) -> None:
     with pytest.raises(AdminUnavailable, match="nowhere"):
-        await start(certificate=str(tmp_path / "nowhere.pem"), key=str(tmp_path / "nowhere.key"))
+        await start(certificate_file=str(tmp_path / "nowhere.pem"), key_file=str(tmp_path / "nowhere.key"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import re
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.node.config import SECTIONS, Config, load_config
 from penstock.node.document import document_options
 from penstock.node.errors import ConfigError
-from penstock.store.options import HostPort, OptionInvalid, StoreOptions, bounds_of, check_options
+from penstock.store.durations import format_duration, parse_duration
+from penstock.store.options import HostPort, OptionInvalid, StoreOptions, check_options, options_of
 from penstock.store.quotaoptions import QuotaLimitOptions
 
 
@@ -100,7 +103,7 @@ def test_a_file_changes_only_the_options_that_it_names(tmp_path: Path) -> None:
         [mqtt]
         listen = "[::]:1884"
         [pop]
-        retry_backoff_ms = [1_000, 5_000]
+        retry_backoff = ["1s", "5000ms"]
         """,
     )
     defaults = Config()
@@ -139,13 +142,24 @@ def test_overrides_replace_values_of_the_file_and_none_is_ignored(tmp_path: Path
         ("[store]\nsegment_bytes = 4_294_967_297", r"store\.segment_bytes is 4294967297, but"),
         ("[store]\nsegment_bytes = '1 GiB'", r"store\.segment_bytes is '1 GiB', but must be an integer"),
         ("[store]\nsegment_bytes = 2e6", r"store\.segment_bytes is 2000000\.0, but must be an integer"),
-        ("[timer]\ntick_ms = true", r"timer\.tick_ms is True, but must be an integer"),
+        ("[mqtt]\ninflight_max = true", r"mqtt\.inflight_max is True, but must be an integer"),
         ("[mqtt]\nlisten = 1883", r"mqtt\.listen is 1883, but must be an address"),
         ("[mqtt]\nlisten = 'localhost:70000'", r"mqtt\.listen is 'localhost:70000', .* port from 0 to 65535"),
-        ("[pop]\nretry_backoff_ms = 5", r"pop\.retry_backoff_ms is 5, but must be a list of integers"),
-        ("[pop]\nretry_backoff_ms = [1, -1]", r"pop\.retry_backoff_ms is \(1, -1\), but"),
-        ("[pop]\nmessages_max = 8", r"pop\.messages_default is 32, but must be at most pop\.messages_max, which is 8"),
-        ("[pop]\ninvisible_ms_max = 'a day'", r"pop\.invisible_ms_max is 'a day', but must be an integer"),
+        ("[pop]\nretry_backoff = 5", r"pop\.retry_backoff is 5, but must be a list of durations, each from 0 to 30d"),
+        ("[pop]\nretry_backoff = ['1s', '-1s']", r"pop\.retry_backoff is '-1s', but must be a duration with a unit"),
+        ("[pop]\nretry_backoff = ['1s', '31d']", r"pop\.retry_backoff is \('1s', '31d'\), but must be a list of durations"),
+        (
+            "[pop]\ninvisible_max = '30s'",
+            r"pop\.invisible_default is '1m', .* at most pop\.invisible_max, which is 30s",
+        ),
+        (
+            "[pop]\ninvisible_max = 'a day'",
+            r"pop\.invisible_max is 'a day', .* a duration with a unit, such as \"12h\"",
+        ),
+        ("[pop]\ninvisible_max = '31d'", r"pop\.invisible_max is '31d', but must be a duration from 1s to 30d"),
+        ("[store]\nretention = 259200", r"store\.retention is 259200, but must be a duration with a unit, such as \"3d\""),
+        ("[store]\nretention = true", r"store\.retention is True, but must be a duration with a unit"),
+        ("[mqtt]\nsys_interval = '1500ms'", r"mqtt\.sys_interval is '1500ms', but must be a whole number of seconds"),
         ("[quotas]\ntenant = 'group'", r"quotas\.tenant is 'group', but must be \"none\" or \"user\" or"),
         ("[quotas]\nshare_percent = 200", r"quotas\.share_percent is 200, but must be an integer from 0 to 100"),
         ("[quotas]\ntenant_separator = ''", r"quotas\.tenant_separator is '', but must be at least one character"),
@@ -174,6 +188,11 @@ def test_an_error_names_the_option_and_what_is_allowed(tmp_path: Path, text: str
 def test_an_unknown_override_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"The option mqtt\.lisen does not exist\. .* mqtt\.listen"):
         load_config(None, {"mqtt.lisen": "localhost:0"})
+
+
+def test_an_override_may_be_a_timedelta() -> None:
+    config = load_config(None, {"store.retention": timedelta(days=7), "mqtt.sys_interval": timedelta(0)})
+    assert (config.store.retention_ms, config.mqtt.sys_interval_s) == (604_800_000, 0)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -226,10 +245,39 @@ def test_every_option_is_documented(name: str) -> None:
     text = document_options()
     _, head, section = text.partition(f"[{name}]\n")
     assert head
-    for declared in fields(SECTIONS.get(name) or LISTS[name]):
-        if f"{name}.{declared.name}" not in SECTIONS and f"[{name}.{declared.name}]" not in LISTS:
-            assert f"\n{declared.name} = " in section or f"\n# {declared.name} = " in section, declared.name
-            assert bounds_of(declared).doc.endswith(".")
+    for option in options_of(SECTIONS.get(name) or LISTS[name]):
+        if f"[{name}.{option.name}]" not in LISTS:
+            assert f"\n{option.name} = " in section or f"\n# {option.name} = " in section, option.name
+            assert option.bounds.doc.endswith(".")
+
+
+@pytest.mark.parametrize("name", [*SECTIONS, *LISTS])
+def test_names_have_no_unit_of_time_and_durations_have_bounds_and_read_back(name: str) -> None:
+    declared = options_of(SECTIONS.get(name) or LISTS[name])
+    assert len({option.name for option in declared}) == len(declared)
+    for option in declared:
+        assert not re.search(r"(?<!_per)_(ms|s|h|d)(_|$)|_seconds|_minutes|_hours|_days", option.name), option.name
+        assert option.read(option.written(option.default), option.name) == option.default
+        if option.unit_ms:
+            assert option.bounds.minimum is not None, option.name
+            assert option.bounds.maximum is not None or option.bounds.at_most, option.name
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("1ms", 1), ("1500ms", 1500), ("90s", 90_000), ("15m", 900_000), ("12h", 43_200_000), ("7d", 604_800_000)]
+)
+def test_a_duration_is_read_and_written_in_its_shortest_form(text: str, ms: int) -> None:
+    assert parse_duration(text) == ms
+    assert format_duration(ms) == text
+    assert parse_duration(f"{ms}ms") == ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "d", "-1s", "1.5h", "1 h", "7D", "1h30m", "1w", "\N{FULLWIDTH DIGIT ONE}s", "1" * 16 + "s"]
+)
+def test_text_that_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 10m"):
+        parse_duration(text)
 
 
 # --- sections in sections, lists of tables, tables of a library ---------------------------------------------------------
@@ -243,8 +291,8 @@ strikes_max = 7
 name = "tls"
 kind = "tls"
 listen = "[::1]:8883"
-certificate = "server.pem"
-key = "server.key"
+certificate_file = "server.pem"
+key_file = "server.key"
 [[mqtt.listeners]]
 name = "local"
 kind = "unix"
@@ -260,7 +308,7 @@ def test_sections_may_hold_sections_and_lists_of_tables(tmp_path: Path) -> None:
     mqtt = load(tmp_path, LISTENERS).mqtt
     tls, local = mqtt.listeners
     assert (mqtt.inflight_max, mqtt.limits.strikes_max, mqtt.limits.hold_off_ms) == (5, 7, 60_000)
-    assert (tls.name, tls.kind, tls.listen, tls.certificate) == ("tls", "tls", HostPort("::1", 8883), "server.pem")
+    assert (tls.name, tls.kind, tls.listen, tls.certificate_file) == ("tls", "tls", HostPort("::1", 8883), "server.pem")
     assert (local.socket, local.socket_mode, local.proxy_from) == ("/run/penstock.sock", 0o600, ("10.0.0.0/8", "::1"))
     assert mqtt.access.plugins == {"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": "passwords"}}
 
@@ -301,7 +349,7 @@ def test_a_section_of_amqtt_may_be_spelled_with_dashes_and_keeps_its_content(tmp
         ),
         ("[[mqtt.listeners]]\nname = 'a'\nkind = 'udp'", r"mqtt\.listeners\[0\]\.kind is 'udp', but must be \"tcp\" or"),
         ("[[mqtt.listeners]]\nname = 'a'\nkind = 'unix'", r"listeners\[0\]\.socket is '', but must be a path"),
-        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'wss'", r"listeners\[0\]\.certificate is '', but must be a path"),
+        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'wss'", r"listeners\[0\]\.certificate_file is '', but must be a path"),
         (
             "[[mqtt.listeners]]\nname = 'a'\nclient_certificates = 'required'",
             r"client_certificates is 'required', but .* without TLS",

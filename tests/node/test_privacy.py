@@ -57,11 +57,11 @@ def test_the_log_names_the_files_of_secrets_that_others_may_read(tmp_path: Path,
     listener = ListenerOptions(
         name="tls",
         kind="tls",
-        certificate=str(tmp_path / "server.pem"),
-        key=str(tmp_path / "server.key"),
+        certificate_file=str(tmp_path / "server.pem"),
+        key_file=str(tmp_path / "server.key"),
         client_certificates="required",
-        client_ca=str(tmp_path / "ca.pem"),
-        client_crl=str(tmp_path / "crl.pem"),
+        client_ca_file=str(tmp_path / "ca.pem"),
+        client_crl_file=str(tmp_path / "crl.pem"),
     )
     config = Config(
         access=AccessControlOptions(

@@ -443,7 +443,7 @@ async def started(tmp_path: Path, **options: Any) -> Node:
 async def test_tls_and_a_client_s_certificate(tmp_path: Path, certificate: Callable[[str], tuple[Path, Path]]) -> None:
     made, key = certificate("localhost")
     roots = made.with_name("ca.crt")
-    options = {"tls_certificate_file": str(made), "tls_key_file": str(key), "tls_client_ca_file": str(roots)}
+    options = {"certificate_file": str(made), "key_file": str(key), "client_ca_file": str(roots)}
     node = await started(tmp_path, **options)
     target = f"localhost:{node.port}"
     try:
@@ -470,7 +470,7 @@ async def test_tls_and_a_client_s_certificate(tmp_path: Path, certificate: Calla
 
 async def test_a_token_over_tls(tmp_path: Path, certificate: Callable[[str], tuple[Path, Path]]) -> None:
     made, key = certificate("localhost")
-    node = await started(tmp_path, tls_certificate_file=str(made), tls_key_file=str(key))
+    node = await started(tmp_path, certificate_file=str(made), key_file=str(key))
     try:
         security = Security(token=TOKENS["billing"], root_certificates=made.with_name("ca.crt").read_bytes())
         async with Client(f"localhost:{node.port}", security=security) as client:
@@ -488,7 +488,7 @@ async def test_a_certificate_that_is_replaced_counts_after_a_reload_and_one_that
     served, served_key = tmp_path / "served.crt", tmp_path / "served.key"
     served.write_bytes(made.read_bytes())
     served_key.write_bytes(key.read_bytes())
-    node = await started(tmp_path, tls_certificate_file=str(served), tls_key_file=str(served_key))
+    node = await started(tmp_path, certificate_file=str(served), key_file=str(served_key))
 
     async def shown() -> bytes:
         text = await asyncio.to_thread(ssl.get_server_certificate, ("localhost", node.port))
@@ -525,7 +525,7 @@ async def test_a_replaced_certificate_is_served_without_a_reload(
     served, served_key = tmp_path / "served.crt", tmp_path / "served.key"
     served.write_bytes(made.read_bytes())
     served_key.write_bytes(key.read_bytes())
-    node = await started(tmp_path, tls_certificate_file=str(served), tls_key_file=str(served_key))
+    node = await started(tmp_path, certificate_file=str(served), key_file=str(served_key))
     try:
         served_key.write_bytes(other_key.read_bytes())
         served.write_bytes(other.read_bytes())
@@ -543,7 +543,7 @@ async def test_the_authority_of_clients_can_be_replaced(
     roots, stranger = made.with_name("ca.crt").read_bytes(), certificate("stranger.example.org")[0].read_bytes()
     trusted = tmp_path / "trusted.crt"
     trusted.write_bytes(roots)
-    node = await started(tmp_path, tls_certificate_file=str(made), tls_key_file=str(key), tls_client_ca_file=str(trusted))
+    node = await started(tmp_path, certificate_file=str(made), key_file=str(key), client_ca_file=str(trusted))
     shown, shown_key = certificate("device.example.org")
     device = Security(root_certificates=roots, certificate=shown.read_bytes(), key=shown_key.read_bytes())
 
@@ -566,7 +566,7 @@ async def test_the_authority_of_clients_can_be_replaced(
 
 
 async def test_a_certificate_that_is_missing_is_an_error_at_the_start(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data", pop=PopOptions(tls_certificate_file=str(tmp_path / "none"), tls_key_file="none"))
+    node = Node(tmp_path / "data", pop=PopOptions(certificate_file=str(tmp_path / "none"), key_file="none"))
     with pytest.raises(OSError, match="none"):
         await node.start()
     await node.stop()

@@ -154,7 +154,7 @@ async def test_a_port_in_use_is_an_error_that_names_it(node: Node, tmp_path: Pat
 
 
 async def test_plain_text_beside_required_certificates_is_refused(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data", pop=PopOptions(tls_optional=True, tls_client_ca_file="ca.pem"))
-    with pytest.raises(OptionInvalid, match="tls_client_ca_file"):
+    node = Node(tmp_path / "data", pop=PopOptions(tls_optional=True, client_ca_file="ca.pem"))
+    with pytest.raises(OptionInvalid, match="client_ca_file"):
         await node.start()
     await node.stop()

@@ -320,7 +320,7 @@ async def test_a_task_waits_for_a_node_that_is_away(tmp_path: Path) -> None:
 
 def test_tokens_and_certificates_come_from_files(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "tls")
-    pop = PopOptions(tls_certificate_file=str(authority.certificate), tls_key_file=str(authority.key))
+    pop = PopOptions(certificate_file=str(authority.certificate), key_file=str(authority.key))
     access = access_file(tmp_path / "access.toml", "s3cret", write="mine/#")
     (tmp_path / "token").write_text("s3cret\n")
     options = {"ca_file": str(authority.file), "token_file": str(tmp_path / "token")}

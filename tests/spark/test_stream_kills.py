@@ -50,7 +50,7 @@ CONFIG = f"""
 [store]
 segment_bytes = {MIB}
 retention_bytes = %d
-index_flush_ms = 100
+index_flush = "100ms"
 
 [tables]
 enabled = "off"

@@ -31,12 +31,14 @@ def client(authority: Authority) -> list[str]:
 def running(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[NodeProcess]:
     """Return a node with a plain listener, one with TLS, one that wants certificates of clients, and gRPC that wants them."""
     directory = tmp_path_factory.mktemp("node")
-    listener = f'kind = "tls"\nlisten = "127.0.0.1:0"\ncertificate = "{authority.certificate}"\nkey = "{authority.key}"\n'
+    files = f'certificate_file = "{authority.certificate}"\nkey_file = "{authority.key}"\n'
+    listener = f'kind = "tls"\nlisten = "127.0.0.1:0"\n{files}'
     (directory / "penstock.toml").write_text(
         f'[[mqtt.listeners]]\nname = "tls"\n{listener}'
-        f'[[mqtt.listeners]]\nname = "mutual"\n{listener}client_ca = "{authority.file}"\nclient_certificates = "required"\n'
-        f'[pop]\ntls_certificate_file = "{authority.certificate}"\ntls_key_file = "{authority.key}"\n'
-        f'tls_client_ca_file = "{authority.file}"\n'
+        f'[[mqtt.listeners]]\nname = "mutual"\n{listener}client_certificates = "required"\n'
+        f'client_ca_file = "{authority.file}"\n'
+        f"[pop]\n{files}"
+        f'client_ca_file = "{authority.file}"\n'
     )
     node = NodeProcess(directory / "data")
     try:

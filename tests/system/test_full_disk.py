@@ -18,7 +18,7 @@ from tests.waiting import until
 
 CONFIG = """
 [store]
-index_flush_ms = 100
+index_flush = "100ms"
 segment_bytes = 1048576
 
 [tables]
@@ -93,7 +93,7 @@ async def test_a_node_outlives_a_full_disk_of_the_index_alone(tmp_path: Path) ->
 
 async def test_a_node_starts_without_a_free_byte_and_restores_its_ballast(tmp_path: Path, disk: SmallDisk) -> None:
     config = tmp_path / "penstock.toml"
-    config.write_text(CONFIG.replace("100", "30000"))  # a flush while the disk fills up would take the ballast
+    config.write_text(CONFIG.replace("100ms", "30s"))  # a flush while the disk fills up would take the ballast
     node = NodeProcess(disk.path / "data")
     node.log = tmp_path / "node.log"
     ballast = disk.path / "data" / "ballast"

@@ -62,7 +62,7 @@ async def share_until_killed(node: NodeProcess, name: str, got: set[int], chance
 async def test_members_get_all_that_was_acknowledged(node: NodeProcess) -> None:
     chance = Random(7)
     config = node.data_dir.with_suffix(".toml")
-    config.write_text(f"[mqtt]\nshare_ack_timeout_ms = {ACK_TIMEOUT_MS}\n")
+    config.write_text(f'[mqtt]\nshare_ack_timeout = "{ACK_TIMEOUT_MS}ms"\n')
     node.start("--config", str(config))
     async with PopClient(node.addresses["pop"]) as pop:
         await pop.groups.create("g", "kill/#")

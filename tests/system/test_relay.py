@@ -103,10 +103,10 @@ async def test_replicas_and_clients_may_speak_tls(tmp_path: Path) -> None:
 
     def more(_: str) -> str:
         return (
-            f"tls_cert_file = {json.dumps(str(certificate))}\ntls_key_file = {json.dumps(str(key))}\n"
-            f"tls_ca_file = {json.dumps(str(authority.file))}\n"
+            f"certificate_file = {json.dumps(str(certificate))}\nkey_file = {json.dumps(str(key))}\n"
+            f"ca_file = {json.dumps(str(authority.file))}\n"
             f'[[mqtt.listeners]]\nname = "tls"\nkind = "tls"\nlisten = "127.0.0.1:{next(ports)}"\n'
-            f"certificate = {json.dumps(str(authority.certificate))}\nkey = {json.dumps(str(authority.key))}\n"
+            f"certificate_file = {json.dumps(str(authority.certificate))}\nkey_file = {json.dumps(str(authority.key))}\n"
         )
 
     with cluster_of_nodes(tmp_path, more=more) as cluster:

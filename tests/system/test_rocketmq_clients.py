@@ -64,7 +64,7 @@ LIMIT = PopOptions().message_bytes_max
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     folder = tmp_path_factory.mktemp("rocketmq")
     (folder / "node.toml").write_text(
-        f"[pop]\ntransaction_check_ms = {CHECK_MS}\ntransaction_checks_max = 1000\ntls_optional = true\n"
+        f'[pop]\ntransaction_check = "{CHECK_MS}ms"\ntransaction_checks_max = 1000\ntls_optional = true\n'
     )
     process = NodeProcess(folder / "data").start("--config", str(folder / "node.toml"))
     yield process
@@ -546,7 +546,7 @@ def test_messages_of_one_receive_come_by_priority(
 def test_a_refusal_has_its_reason_and_ends_no_checks_of_transactions(tmp_path: Path, kind: Kind) -> None:
     (tmp_path / "access.toml").write_text(ACCESS)
     (tmp_path / "node.toml").write_text(
-        f'[access]\nfile = "{tmp_path}/access.toml"\n[pop]\ntransaction_check_ms = {CHECK_MS}\n'
+        f'[access]\nfile = "{tmp_path}/access.toml"\n[pop]\ntransaction_check = "{CHECK_MS}ms"\n'
     )
     node = NodeProcess(tmp_path / "data").start("--config", str(tmp_path / "node.toml"))
     client = ClientProcess(kind, node.addresses["pop"], tmp_path, "key", "s3cret")

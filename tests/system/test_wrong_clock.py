@@ -24,7 +24,7 @@ BODY = bytes(1_024)
 CONFIG = """
 [store]
 segment_bytes = 1048576
-retention_ms = 3600000
+retention = "1h"
 sync_in = "thread"
 
 [tables]

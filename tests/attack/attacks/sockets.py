@@ -87,7 +87,7 @@ class HalfOpenTcp(HalfOpen):
 
     name = "half-open-tcp"
     summary = f"{HALF_OPEN} TCP connections that send nothing"
-    must_get = "the end of the connection after mqtt.connect_timeout_ms (10 s)"
+    must_get = "the end of the connection after mqtt.connect_timeout (10 s)"
 
 
 class SlowConnect(HalfOpen):
@@ -95,7 +95,7 @@ class SlowConnect(HalfOpen):
 
     name = "slow-connect"
     summary = f"{HALF_OPEN} connections that send a byte of their CONNECT each half second"
-    must_get = "the end of the connection after mqtt.connect_timeout_ms (10 s)"
+    must_get = "the end of the connection after mqtt.connect_timeout (10 s)"
     beginning = hello("slow")[:4]
     more = hello("slow")[4:]
 
@@ -105,7 +105,7 @@ class HalfOpenTls(HalfOpen):
 
     name = "half-open-tls"
     summary = f"{HALF_OPEN} connections that send a byte of a TLS handshake each half second"
-    must_get = "the end of the connection after mqtt.tls_handshake_ms (10 s)"
+    must_get = "the end of the connection after mqtt.tls_handshake (10 s)"
     listener = "tls"
     beginning = CLIENT_HELLO[:20]
     more = CLIENT_HELLO[20:]
@@ -116,7 +116,7 @@ class SlowUpgrade(HalfOpen):
 
     name = "slow-upgrade"
     summary = f"{HALF_OPEN} connections that send a byte of a WebSocket request each half second"
-    must_get = "the end of the connection after mqtt.connect_timeout_ms (10 s)"
+    must_get = "the end of the connection after mqtt.connect_timeout (10 s)"
     listener = "ws"
     beginning = HANDSHAKE[:20]
     more = HANDSHAKE[20:]

@@ -80,7 +80,7 @@ async def test_tls_to_a_node_without_it_is_named(node: Node) -> None:
 
 async def test_a_certificate_that_is_not_trusted_is_named(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
-    options = PopOptions(tls_certificate_file=str(authority.certificate), tls_key_file=str(authority.key))
+    options = PopOptions(certificate_file=str(authority.certificate), key_file=str(authority.key))
     async with Node(tmp_path / "data", pop=options) as node:
         found = await told(node.target, Security(root_certificates=other.file.read_bytes()))
         assert "its certificate is not trusted: give the roots" in found
