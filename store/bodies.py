@@ -54,8 +54,8 @@ CHANGE_ENTRY_DTYPE = np.dtype([*REFERENCE_DTYPE.descr, *CHECKPOINT_ENTRY_DTYPE.d
 
 TIMER_ENTRY = struct.Struct("<QI")
 TIMER_ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4")])
-"""Body of the kinds that name messages: TIMER_FIRED, TIMER_CANCELLED, TRANSACTION_* and DEAD_LETTER_REDRIVEN. Position and
-size of each.
+"""Body of the kinds that name messages: TIMER_FIRED, TIMER_CANCELLED, TRANSACTION_*, DEAD_LETTER_REDRIVEN and
+DEAD_LETTER_PURGED. Position and size of each.
 
 `store.routing` defines the properties of TIMER_FIRED and TRANSACTION_COMMITTED, which say where the messages go.
 """
@@ -145,6 +145,7 @@ BODY_DTYPE: dict[Kind, np.dtype[Any]] = {
     Kind.TRANSACTION_ROLLED_BACK: TIMER_ENTRY_DTYPE,
     Kind.TRANSACTION_CHECKED: TIMER_ENTRY_DTYPE,
     Kind.DEAD_LETTER_REDRIVEN: TIMER_ENTRY_DTYPE,
+    Kind.DEAD_LETTER_PURGED: TIMER_ENTRY_DTYPE,
 }
 
 for _struct, _dtype in (

@@ -108,6 +108,8 @@ class Kind(IntEnum):
     SCHEDULE_DELETED = 34
     EPOCH_BEGUN = 35
     """A leader of a replicated log begins its epoch: see `store.epochs`. It is the first record that this leader writes."""
+    DEAD_LETTER_PURGED = 36
+    """Dead letters are removed, because nobody needs them any more."""
 
 
 class Flag(IntEnum):
@@ -215,6 +217,7 @@ _POP_KINDS = (
     Kind.GROUP_CHANGED,
     Kind.GROUP_DELETED,
     Kind.DEAD_LETTER_REDRIVEN,
+    Kind.DEAD_LETTER_PURGED,
 )
 
 FIXED_BYTES: list[int] = [0] * 256

@@ -63,6 +63,7 @@ FREES = frozenset(
         Kind.RETAINED_CLEARED,
         Kind.COPIED,
         Kind.SCHEDULE_DELETED,
+        Kind.DEAD_LETTER_PURGED,
     )
 )
 """Kinds that free space: with copies, for example, segments can be dropped. They are never refused while the disk has room."""

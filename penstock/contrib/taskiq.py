@@ -114,7 +114,7 @@ class TaskListener:
             middleware=(),
             on_demand=True,
         )
-        self._consumer = RunningConsumer(client, plan, (), None)
+        self._consumer = RunningConsumer(client, plan, None)
         self._running: asyncio.Task[None] | None = None
 
     @property

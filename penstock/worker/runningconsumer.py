@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,9 +31,6 @@ from penstock.worker.errors import Reject, RetryLater, Undecodable
 from penstock.worker.replies import Replies
 
 logger = logging.getLogger("penstock.worker")
-
-DeadLetterHook = Callable[[Message, str], Awaitable[None] | None]
-"""Called with a message that the worker makes a dead letter, and the reason."""
 
 EXTEND_AT = 0.5
 """Part of the invisible time after which a message whose handler runs is extended."""
@@ -89,7 +86,6 @@ class RunningConsumer:
     Parameters:
         client: A client of the node.
         plan: What to consume, and how.
-        on_dead_letter: Called with messages that become dead letters.
         executor: Runs handlers that are no coroutine functions. It must have a thread for each slot.
     """
 
@@ -97,13 +93,11 @@ class RunningConsumer:
         self,
         client: Client,
         plan: ConsumerPlan,
-        on_dead_letter: Sequence[DeadLetterHook],
         executor: ThreadPoolExecutor | None,
     ) -> None:
         self._client = client
         self._plan = plan
         self._handler = plan.handler
-        self._on_dead_letter = on_dead_letter
         self._executor = executor
         self.counts = WorkerCounts()
         self._replies = Replies(client, self.counts)
@@ -471,7 +465,8 @@ class RunningConsumer:
             error,
             exc_info=None if isinstance(error, RetryLater) else error,
         )
-        await self._settled(*(message.nack(delay=delay) for message in messages if not message.is_settled))
+        reason = f"{type(error).__name__}: {error}"
+        await self._settled(*(message.nack(delay=delay, reason=reason) for message in messages if not message.is_settled))
 
     async def _decoded(self, messages: list[Message]) -> tuple[list[Message], list[Any], bool]:
         """Decode messages, and settle those that can't be.
@@ -507,13 +502,6 @@ class RunningConsumer:
                 message.topic,
                 reason,
             )
-            for hook in self._on_dead_letter:
-                try:
-                    returned = hook(message, reason)
-                    if returned is not None:
-                        await returned
-                except Exception:
-                    logger.exception("%s: a hook for dead letters failed", self._plan.name)
         self.counts.dead_lettered += len(messages)
         await self._settled(*(message.dead_letter(reason=reason) for message in messages if not message.is_settled))
 
@@ -578,8 +566,9 @@ class RunningConsumer:
         )
         if self._handler.is_async and slot.task is not None:
             slot.task.cancel()
+        reason = f"the handler did not end within its timeout of {self._plan.timeout_s:g} s"
         await self._settled(
-            *(message.nack() for message in failed if not message.is_settled),
+            *(message.nack(reason=reason) for message in failed if not message.is_settled),
             *(message.suspend() for message in rest),
         )
 

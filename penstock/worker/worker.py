@@ -21,10 +21,11 @@ from penstock.worker.codecs import Codec
 from penstock.worker.consumerplan import ConsumerPlan
 from penstock.worker.context import Middleware, check_middleware
 from penstock.worker.counts import WorkerCounts
+from penstock.worker.deadletterhooks import DeadLetterHook, hook_plans
 from penstock.worker.errors import WorkerError
 from penstock.worker.handler import handler_of
 from penstock.worker.middleware.tracing import TraceCalls
-from penstock.worker.runningconsumer import DeadLetterHook, RunningConsumer
+from penstock.worker.runningconsumer import RunningConsumer
 
 logger = logging.getLogger("penstock.worker")
 
@@ -152,10 +153,12 @@ class Worker:
         return register
 
     def on_dead_letter(self, hook: DeadLetterHook) -> DeadLetterHook:
-        """Call a function with each message that this worker makes a dead letter, and with the reason. Usable as a decorator.
+        """Call a function with each dead letter of the worker's groups, and with the reason. Usable as a decorator.
 
-        Messages that become dead letters because their attempts are used up are not among them: the node decides that. Consume
-        `$dlq/GROUP` to see all.
+        The reason is what the last attempt raised, what `Reject` says, or that the message was never acknowledged. `origin` of
+        the message says more. Of several workers one calls the function. If it raises, it is called again later, as a handler
+        is. The worker consumes `$dlq/GROUP` as the group `GROUP.on-dead-letter`, which begins when the first worker with such a
+        function starts, and needs the right to consume that.
         """
         self._dead_letter_hooks.append(hook)
         return hook
@@ -245,11 +248,15 @@ class Worker:
                 executor.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, client: Client, executor: ThreadPoolExecutor | None) -> None:
-        self._running = [RunningConsumer(client, plan, self._dead_letter_hooks, executor) for plan in self._plans]
+        consumers = [RunningConsumer(client, plan, executor) for plan in self._plans]
+        hooking = [RunningConsumer(client, plan, executor) for plan in hook_plans(self._plans, self._dead_letter_hooks)]
+        self._running = [*consumers, *hooking]
         stopping = asyncio.create_task(self._stop.wait())
         running: list[asyncio.Task[None]] = []
         try:
-            opening = asyncio.gather(*(consumer.open_when_possible() for consumer in self._running))
+            # What hinders the hooks, such as a right that is missing, does not keep the others from their messages.
+            running = [asyncio.create_task(_open_and_run(consumer)) for consumer in hooking]
+            opening = asyncio.gather(*(consumer.open_when_possible() for consumer in consumers))
             await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 opening.cancel()
@@ -257,7 +264,7 @@ class Worker:
                 return
             opening.result()
             logger.info("the worker handles %s of the node at %s", ", ".join(each.name for each in self._plans), self.target)
-            running = [asyncio.create_task(consumer.run()) for consumer in self._running]
+            running += [asyncio.create_task(consumer.run()) for consumer in consumers]
             await asyncio.wait((*running, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
@@ -268,6 +275,11 @@ class Worker:
             for ended in await asyncio.gather(*running, return_exceptions=True):
                 if isinstance(ended, Exception):
                     raise ended
+
+
+async def _open_and_run(consumer: RunningConsumer) -> None:
+    await consumer.open_when_possible()
+    await consumer.run()
 
 
 async def _called(hook: Hook) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.client.received import ReceivedMessage
+from penstock.pop.client.requests import nack_of
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -51,15 +52,21 @@ class Message(ReceivedMessage):
             self._settlements.tracing.settling_until(acked, "ack", self.group, self)
         return acked
 
-    async def nack(self, *, delay: Duration = 0.0) -> None:
+    async def nack(self, *, delay: Duration = 0.0, reason: str = "") -> None:
         """Return the message as a failed attempt after `delay`, in seconds or as a timedelta, and the group's back-off.
+
+        After its last attempt the message becomes a dead letter at once.
+
+        Args:
+            delay: How long the message waits besides the back-off.
+            reason: Why the attempt failed. It is stored with the dead letter, up to 2,000 bytes.
 
         Raises:
             TypeError, ValueError: The delay is no duration.
             InvalidInvisibleTime: The delay is longer than `pop.invisible_max`.
             StatusError, NodeUnavailable: As for `ack`.
         """
-        change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), nack=True)
+        change = nack_of(self.handle, milliseconds(delay, "delay"), reason)
         self.is_settled = self.went_back = True
         await self._give_back("nack", change)
 

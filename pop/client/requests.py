@@ -127,6 +127,11 @@ def _shortened(reason: str) -> str:
     return encoded[:REASON_BYTES_MAX].decode(errors="ignore")
 
 
+def nack_of(handle: str, delay_ms: int, reason: str) -> pb.InvisibleChange:
+    """Return the change with which a consumer returns a message after a failed attempt."""
+    return pb.InvisibleChange(handle=handle, invisible_ms=delay_ms, nack=True, reason=_shortened(reason) if reason else "")
+
+
 def change_invisible(group: str, changes: list[pb.InvisibleChange]) -> pb.ChangeInvisibleRequest:
     """Return the request that moves the deadlines of deliveries."""
     return pb.ChangeInvisibleRequest(group=group, changes=changes)
@@ -196,15 +201,20 @@ def list_dead_letters(group: str, after: str, limit: int) -> pb.ListDeadLettersR
     return pb.ListDeadLettersRequest(group=group, after_message_id=after, dead_letters_max=limit)
 
 
+def dead_letter(group: str, message_id: str) -> pb.GetDeadLetterRequest:
+    """Return the request for a dead letter with its message."""
+    return pb.GetDeadLetterRequest(group=group, message_id=message_id)
+
+
 def redrive(group: str, message_ids: Iterable[str] | None) -> pb.RedriveRequest:
-    """Return the request that sends dead letters back to their group; None for all of them.
+    """Return the request that sends dead letters back to their group, or purges them; None for all of them.
 
     Raises:
         ValueError: `message_ids` is empty. On the wire, an empty list would mean all dead letters.
     """
     ids = list(message_ids) if message_ids is not None else []
     if message_ids is not None and not ids:
-        raise ValueError("name the messages to send back, or give None for all of them")
+        raise ValueError("name the dead letters, or give None for all of them")
     return pb.RedriveRequest(group=group, message_ids=ids)
 
 

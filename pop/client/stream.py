@@ -13,6 +13,7 @@ import grpc.aio
 
 from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.client.received import ReceivedMessage
+from penstock.pop.client.requests import nack_of
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.statuses import UNREACHED, error_of_call
 from penstock.pop.client.tracing import now_ns
@@ -56,13 +57,13 @@ class StreamMessage(ReceivedMessage):
         self._stream.note(self, "ack")
         self._stream.ack(self.handle)
 
-    def nack(self, *, delay: Duration = 0.0) -> None:
-        """Return the message as a failed attempt after `delay`, in seconds or as a timedelta, and the group's back-off.
+    def nack(self, *, delay: Duration = 0.0, reason: str = "") -> None:
+        """Return the message as a failed attempt after `delay`, as `Message.nack`.
 
         Raises:
             TypeError, ValueError: The delay is no duration.
         """
-        change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), nack=True)
+        change = nack_of(self.handle, milliseconds(delay, "delay"), reason)
         self._stream.note(self, "nack")
         self._stream.change(change)
 

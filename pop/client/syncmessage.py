@@ -9,6 +9,7 @@ from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.durations import Duration, milliseconds
 from penstock.pop.client.received import ReceivedMessage
+from penstock.pop.client.requests import nack_of
 from penstock.pop.errors import AlreadyAcked, NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -49,10 +50,8 @@ class SyncSettlements:
         """Make deliveries dead letters; return the error of each, or None."""
         return answers.errors(self._call(self._stub.DeadLetter, requests.handles(self.group, handles, reason)).statuses)
 
-    def change(self, handle: str, invisible: Duration, name: str, *, suspend: bool = False, nack: bool = False) -> str:
-        """Move a delivery's deadline to `invisible` from now; return the new handle. `name` names that parameter in errors."""
-        invisible_ms = milliseconds(invisible, name)
-        change = pb.InvisibleChange(handle=handle, invisible_ms=invisible_ms, suspend=suspend, nack=nack)
+    def change(self, change: pb.InvisibleChange) -> str:
+        """Move the deadline of a delivery; return its new handle."""
         answer = self._call(self._stub.ChangeInvisible, requests.change_invisible(self.group, [change]))
         return answers.only(answers.new_handles(answer))
 
@@ -82,19 +81,21 @@ class SyncMessage(ReceivedMessage):
         with self._settling("ack"):
             answers.only(self._settlements.ack([self.handle]))
 
-    def nack(self, *, delay: Duration = 0.0) -> None:
+    def nack(self, *, delay: Duration = 0.0, reason: str = "") -> None:
         """Return the message as a failed attempt, as `Message.nack`."""
         with self._settling("nack"):
-            self._settlements.change(self.handle, delay, "delay", nack=True)
+            self._settlements.change(nack_of(self.handle, milliseconds(delay, "delay"), reason))
 
     def suspend(self, delay: Duration = 0.0) -> None:
         """Return the message without counting the attempt, as `Message.suspend`."""
         with self._settling("suspend"):
-            self._settlements.change(self.handle, delay, "delay", suspend=True)
+            change = pb.InvisibleChange(handle=self.handle, invisible_ms=milliseconds(delay, "delay"), suspend=True)
+            self._settlements.change(change)
 
     def extend(self, invisible: Duration) -> None:
         """Move the deadline, as `Message.extend`."""
-        self.handle = self._settlements.change(self.handle, invisible, "invisible")
+        invisible_ms = milliseconds(invisible, "invisible")
+        self.handle = self._settlements.change(pb.InvisibleChange(handle=self.handle, invisible_ms=invisible_ms))
 
     def dead_letter(self, *, reason: str = "") -> None:
         """Make the message a dead letter of its group, as `Message.dead_letter`."""

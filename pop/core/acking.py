@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.pop.core.counters import PopCounters
-from penstock.pop.core.deadletters import DETAIL_BYTES_MAX, Reason
+from penstock.pop.core.deadletters import Reason, check_detail
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import DELIVERY_DIGITS, Handles
 from penstock.pop.core.judging import Judge
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.records import REFERENCES_MAX, GroupRecords
 from penstock.pop.core.state import PopState
-from penstock.pop.errors import RequestInvalid
 from penstock.store.bodies import REFERENCE
 from penstock.store.record import CONSUMED, Kind
 
@@ -108,14 +107,13 @@ class Acknowledger:
         Args:
             name: of the group.
             handles: name the deliveries.
-            detail: why, in the consumer's words; up to `DETAIL_BYTES_MAX` bytes.
+            detail: why, in the consumer's words; up to `deadletters.DETAIL_BYTES_MAX` bytes.
 
         Raises:
             RequestInvalid: `detail` is too long.
             DiskFull: the disk had no room for all records.
         """
-        if len(detail.encode()) > DETAIL_BYTES_MAX:
-            raise RequestInvalid(f"the reason of a dead letter has {len(detail.encode())} bytes: use up to {DETAIL_BYTES_MAX}")
+        check_detail(detail)
         outcomes, by_group = self._judge.outcomes(name, handles)
         for group_id, references in by_group.items():
             group = self._state.groups_by_id[group_id]

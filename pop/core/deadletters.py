@@ -16,6 +16,7 @@ from itertools import takewhile
 from struct import Struct
 from typing import NamedTuple
 
+from penstock.pop.errors import RequestInvalid
 from penstock.store.index import Batch, Index, KeySpace, after
 
 _KEY = Struct(">cIQI")
@@ -25,6 +26,13 @@ _ROW = Struct("<QIHBq")
 
 DETAIL_BYTES_MAX = 2_000
 """Maximum length of the detail of a dead letter, in bytes of UTF-8."""
+
+
+def check_detail(detail: str) -> None:
+    """Check the length of what a consumer says about a failure. Raises RequestInvalid."""
+    if len(detail) * 4 > DETAIL_BYTES_MAX and len(detail.encode()) > DETAIL_BYTES_MAX:
+        raise RequestInvalid(f"the reason of a failure has {len(detail.encode())} bytes: use up to {DETAIL_BYTES_MAX}")
+
 
 Key = tuple[int, int, int]
 """Id of the `$dlq/` queue, position of the message, id of the group."""

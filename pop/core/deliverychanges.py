@@ -65,6 +65,7 @@ class DeliveryChanges:
             Kind.POP_REVIVED: self._apply_revived,
             Kind.POP_DEAD_LETTER: self._apply_dead_letter,
             Kind.DEAD_LETTER_REDRIVEN: self._apply_redriven,
+            Kind.DEAD_LETTER_PURGED: self._apply_purged,
         }
 
     def _apply_checkpoint(self, record: Record) -> None:
@@ -229,4 +230,14 @@ class DeliveryChanges:
                 group.order.park(Parked(0, position, size, key))
             else:
                 self._queues.append_to(group.retry, position, size, 0)
+        self._groups.changed.add(group.id)
+
+    def _apply_purged(self, record: Record) -> None:
+        group = self._groups.of_record(record)
+        queue = self._queues.find(DEAD_LETTERS + group.name) if group is not None else None
+        if group is None or queue is None:
+            return
+        for position, _ in TIMER_ENTRY.iter_unpack(record.body):
+            self._dead_letters.remove((queue.id, position, group.id))
+            group.dead_letter_count -= 1
         self._groups.changed.add(group.id)

@@ -28,12 +28,14 @@ class VisibilityChange(NamedTuple):
         invisible_ms: from now to the new deadline; 0 makes the message visible at once (nack).
         suspend: the return of the message at the new deadline doesn't count as an attempt.
         nack: the consumer returns the message, and has it no more. `suspend` and an invisible time of 0 say so, too.
+        detail: of a nack: why the attempt failed, in the consumer's words; up to `DETAIL_BYTES_MAX` bytes.
     """
 
     handle: str
     invisible_ms: int
     suspend: bool = False
     nack: bool = False
+    detail: str = ""
 
     @property
     def returns(self) -> bool:

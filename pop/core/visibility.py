@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 
 from penstock.pop.core.checkpoint import Checkpoint, delivery_id, delivery_of
-from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.deadletters import Reason, check_detail
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Delivery, Handles
 from penstock.pop.core.judging import Judge
@@ -57,14 +57,19 @@ class Visibility:
     def change_invisible(self, name: str, changes: list[VisibilityChange]) -> list[tuple[AckOutcome, str]]:
         """Move the deadlines of deliveries of the group `name`; return the outcome and the new handle of each, in order.
 
-        The old handle is void. If the outcome is not OK, the old handle is returned. The caller must not respond before
+        The old handle is void. If the outcome is not OK, the old handle is returned. A nack of the last attempt makes the
+        message a dead letter at once, and its old handle is returned. The caller must not respond before
         `Store.when_durable`.
 
         Raises:
+            RequestInvalid: a `detail` is too long.
             DiskFull: the disk had no room for all records.
         """
+        for change in changes:
+            check_detail(change.detail)
         outcomes: list[tuple[AckOutcome, str]] = []
         by_record: dict[tuple[int, int, int], list[tuple[int, Delivery]]] = {}
+        dead: dict[tuple[int, str], list[bytes]] = {}
         named: set[tuple[int, int]] = set()
         deliveries = self._handles.read_deliveries([change.handle for change in changes])
         for at, (change, delivery) in enumerate(zip(changes, deliveries, strict=True)):
@@ -75,11 +80,19 @@ class Visibility:
             if outcome is AckOutcome.OK:
                 assert delivery is not None
                 named.add((delivery.checkpoint, delivery.index))
+                if change.nack and not change.suspend and self._is_last_attempt(delivery):
+                    reference = REFERENCE.pack(delivery.checkpoint, delivery.index)
+                    dead.setdefault((delivery.group_id, change.detail), []).append(reference)
+                    continue
                 flags = (Flag.RETURNED if change.returns else 0) | (Flag.SUSPENDED if change.suspend else 0)
                 if not flags:  # A consumer that returns a message has survived it.
                     flags = self._state.checkpoints[delivery.checkpoint].flags_of_extension
                 key = (delivery.group_id, change.invisible_ms, flags)
                 by_record.setdefault(key, []).append((at, delivery))
+        for (group_id, detail), references in dead.items():
+            group = self._state.groups_by_id[group_id]
+            self._records.append_dead_letters(group, references, Reason.ATTEMPTS_EXHAUSTED, detail)
+            self._serve(group)
         for (group_id, invisible_ms, flags), changed in by_record.items():
             pairs = [(delivery.checkpoint, delivery.index) for _, delivery in changed]
             checkpoint = self._append_change(group_id, invisible_ms, flags, pairs)
@@ -89,6 +102,10 @@ class Visibility:
             if checkpoint.waits or checkpoint.level == ALONE:
                 self._serve(self._state.groups_by_id[group_id])  # what waits doesn't count against the in-flight limit
         return outcomes
+
+    def _is_last_attempt(self, delivery: Delivery) -> bool:
+        attempt = self._state.checkpoints[delivery.checkpoint].entry(delivery.index).attempt
+        return attempt >= self._state.groups_by_id[delivery.group_id].attempts_max
 
     def extend(self, group: ConsumerGroup, deliveries: list[int], invisible_ms: int, keeper: str) -> list[int]:
         """Move the deadlines of deliveries, given by their ids, to `invisible_ms` from now; return their new ids.

@@ -106,10 +106,12 @@ GROUP_RULES = ServiceRules(
         "DeleteGroup": _admin,
         "ResetGroup": _admin,
         "ListDeadLetters": _admin,
+        "GetDeadLetter": _admin,
+        "PurgeDeadLetters": _admin,
         "Redrive": _admin,
     },
     refuse_by_status,
-    dict.fromkeys(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "Redrive"), _group),
+    dict.fromkeys(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "PurgeDeadLetters", "Redrive"), _group),
 )
 """Each method of GroupService is in here; a test holds the table to the service's descriptor."""
 

@@ -43,7 +43,8 @@ class AckMethods:
     async def ChangeInvisible(self, request: pb.ChangeInvisibleRequest) -> pb.ChangeInvisibleResponse:
         check_count("change handles", request.changes)
         changes = [
-            VisibilityChange(change.handle, change.invisible_ms, change.suspend, change.nack) for change in request.changes
+            VisibilityChange(change.handle, change.invisible_ms, change.suspend, change.nack, change.reason)
+            for change in request.changes
         ]
         outcomes = self._core.change_invisible(request.group, changes)
         await self._store.durable()

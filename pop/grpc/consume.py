@@ -150,6 +150,7 @@ def _apply(stream: ConsumeStream, request: pb.ConsumeRequest) -> None:
         stream.grant(request.credits)
     if request.acks or request.changes:
         changes = [
-            VisibilityChange(change.handle, change.invisible_ms, change.suspend, change.nack) for change in request.changes
+            VisibilityChange(change.handle, change.invisible_ms, change.suspend, change.nack, change.reason)
+            for change in request.changes
         ]
         stream.ack(list(request.acks), changes)

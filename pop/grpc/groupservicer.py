@@ -11,12 +11,13 @@ from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.names import message_id
 from penstock.pop.core.redrive import DEAD_LETTERS_MAX
 from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, end_of, position_of, start_of
-from penstock.pop.grpc.responses import dead_letter
+from penstock.pop.grpc.responses import dead_letter, stored_message
 from penstock.pop.grpc.status import with_status
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.record import decode
@@ -102,6 +103,26 @@ class GroupServicer:
             about["redriven"] = redriven = self._dead_letters.redrive(request.group, positions)
         await self._store.durable()
         return pb.RedriveResponse(redriven=redriven)
+
+    @with_status
+    async def GetDeadLetter(self, request: pb.GetDeadLetterRequest) -> pb.GetDeadLetterResponse:
+        letter = self._dead_letters.find(request.group, position_of(request.message_id))
+        if letter is None:
+            return pb.GetDeadLetterResponse()
+        data = self._read(letter.position, letter.size)
+        message = stored_message(decode(data)) if data is not None else pb.PoppedMessage()
+        message.message_id = message_id(letter.position)
+        message.dead_letter.CopyFrom(dead_letter(letter, request.group, self._origins.filter_of(letter), message.topic))
+        return pb.GetDeadLetterResponse(message=message)
+
+    @with_status
+    async def PurgeDeadLetters(self, request: pb.RedriveRequest) -> pb.PurgeDeadLettersResponse:
+        check_count("purge dead letters", request.message_ids, DEAD_LETTERS_MAX)
+        positions = [position_of(each) for each in request.message_ids] or None
+        with change_noted(self._store) as about:
+            about["purged"] = purged = self._dead_letters.purge(request.group, positions)
+        await self._store.durable()
+        return pb.PurgeDeadLettersResponse(purged=purged)
 
     def _described(self, groups: list[ConsumerGroup]) -> pb.GroupsResponse:
         found = []

@@ -9,6 +9,8 @@ from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.poll import PopResult
 from penstock.pop.grpc.wire import popped_messages
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.properties import decode_properties
+from penstock.store.record import Record
 
 
 class PopResponses:
@@ -44,4 +46,21 @@ def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -
         message_id=message_id(letter.position),
         topic=topic,
         detail=letter.detail,
+    )
+
+
+def stored_message(record: Record) -> pb.PoppedMessage:
+    """Return a message as the log has it, without a handle and what else comes of a pop."""
+    about = decode_properties(record.properties)
+    return pb.PoppedMessage(
+        topic=record.topic.decode(errors="replace"),
+        body=record.body,
+        properties=dict(about.user),
+        message_group=about.message_group,
+        tag=about.tag,
+        stored_ms=record.store_ms,
+        deduplication_id=about.deduplication_id,
+        response_topic=about.response_topic or "",
+        correlation_data=about.correlation_data or b"",
+        content_type=about.content_type or "",
     )

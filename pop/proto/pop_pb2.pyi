@@ -668,6 +668,7 @@ class InvisibleChange(_message.Message):
     INVISIBLE_MS_FIELD_NUMBER: _builtins.int
     SUSPEND_FIELD_NUMBER: _builtins.int
     NACK_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     invisible_ms: _builtins.int
     """from now; 0 makes the message visible at once (nack)"""
@@ -675,6 +676,11 @@ class InvisibleChange(_message.Message):
     """the return of the message doesn't count as an attempt"""
     nack: _builtins.bool
     """the consumer returns the message after a failed attempt: until invisible_ms and the back-off are"""
+    reason: _builtins.str
+    """over it counts against the limit of delayed messages. suspend and an invisible_ms of 0 do so, too.
+    After the last attempt the message becomes a dead letter at once, and its handle void
+    nack: why the attempt failed, in up to 2,000 bytes; shown with the dead letter after the last one
+    """
     def __init__(
         self,
         *,
@@ -682,10 +688,11 @@ class InvisibleChange(_message.Message):
         invisible_ms: _builtins.int = ...,
         suspend: _builtins.bool = ...,
         nack: _builtins.bool = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "invisible_ms", b"invisible_ms", "nack", b"nack", "suspend", b"suspend"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "invisible_ms", b"invisible_ms", "nack", b"nack", "reason", b"reason", "suspend", b"suspend"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1554,6 +1561,71 @@ class ListDeadLettersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class GetDeadLetterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    message_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message_id", b"message_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDeadLetterRequest: _TypeAlias = GetDeadLetterRequest  # noqa: Y015
+
+@_typing.final
+class GetDeadLetterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def message(self) -> Global___PoppedMessage:
+        """Absent if the message is no dead letter of the group. It has no handle, and `dead_letter` says why it failed. If the record
+        can't be read any more, it has nothing else but `message_id`.
+        """
+
+    def __init__(
+        self,
+        *,
+        message: Global___PoppedMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDeadLetterResponse: _TypeAlias = GetDeadLetterResponse  # noqa: Y015
+
+@_typing.final
+class PurgeDeadLettersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PURGED_FIELD_NUMBER: _builtins.int
+    purged: _builtins.int
+    def __init__(
+        self,
+        *,
+        purged: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["purged", b"purged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgeDeadLettersResponse: _TypeAlias = PurgeDeadLettersResponse  # noqa: Y015
 
 @_typing.final
 class RedriveRequest(_message.Message):

@@ -536,6 +536,16 @@ class GroupServiceStub:
                 request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListDeadLettersRequest.SerializeToString,
                 response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.GetDeadLetter = channel.unary_unary(
+                '/penstock.pop.v1.GroupService/GetDeadLetter',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.GetDeadLetterRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.GetDeadLetterResponse.FromString,
+                _registered_method=True)
+        self.PurgeDeadLetters = channel.unary_unary(
+                '/penstock.pop.v1.GroupService/PurgeDeadLetters',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RedriveRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.PurgeDeadLettersResponse.FromString,
+                _registered_method=True)
         self.Redrive = channel.unary_unary(
                 '/penstock.pop.v1.GroupService/Redrive',
                 request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RedriveRequest.SerializeToString,
@@ -588,6 +598,20 @@ class GroupServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDeadLetter(self, request, context):
+        """Returns a dead letter with its message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeDeadLetters(self, request, context):
+        """Removes dead letters that nobody needs any more. Their messages stay in the log until its retention drops them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Redrive(self, request, context):
         """Sends dead letters back to their group as new messages, each of them once.
         """
@@ -627,6 +651,16 @@ def add_GroupServiceServicer_to_server(servicer, server):
                     servicer.ListDeadLetters,
                     request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListDeadLettersRequest.FromString,
                     response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'GetDeadLetter': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDeadLetter,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.GetDeadLetterRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.GetDeadLetterResponse.SerializeToString,
+            ),
+            'PurgeDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeDeadLetters,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RedriveRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.PurgeDeadLettersResponse.SerializeToString,
             ),
             'Redrive': grpc.unary_unary_rpc_method_handler(
                     servicer.Redrive,
@@ -797,6 +831,60 @@ class GroupService:
             '/penstock.pop.v1.GroupService/ListDeadLetters',
             penstock_dot_pop_dot_proto_dot_pop__pb2.ListDeadLettersRequest.SerializeToString,
             penstock_dot_pop_dot_proto_dot_pop__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDeadLetter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.GroupService/GetDeadLetter',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.GetDeadLetterRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.GetDeadLetterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.GroupService/PurgeDeadLetters',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.RedriveRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.PurgeDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

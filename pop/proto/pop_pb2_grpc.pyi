@@ -195,6 +195,10 @@ class GroupServiceStub:
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ResetGroupRequest, _pop_pb2.GroupsResponse]
     """Lets a group begin again elsewhere. Its handles become void, and its retries are forgotten."""
     ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ListDeadLettersRequest, _pop_pb2.ListDeadLettersResponse]
+    GetDeadLetter: _grpc.UnaryUnaryMultiCallable[_pop_pb2.GetDeadLetterRequest, _pop_pb2.GetDeadLetterResponse]
+    """Returns a dead letter with its message."""
+    PurgeDeadLetters: _grpc.UnaryUnaryMultiCallable[_pop_pb2.RedriveRequest, _pop_pb2.PurgeDeadLettersResponse]
+    """Removes dead letters that nobody needs any more. Their messages stay in the log until its retention drops them."""
     Redrive: _grpc.UnaryUnaryMultiCallable[_pop_pb2.RedriveRequest, _pop_pb2.RedriveResponse]
     """Sends dead letters back to their group as new messages, each of them once."""
 
@@ -215,6 +219,10 @@ class GroupServiceAsyncStub(GroupServiceStub):
     ResetGroup: _aio.UnaryUnaryMultiCallable[_pop_pb2.ResetGroupRequest, _pop_pb2.GroupsResponse]  # type: ignore[assignment]
     """Lets a group begin again elsewhere. Its handles become void, and its retries are forgotten."""
     ListDeadLetters: _aio.UnaryUnaryMultiCallable[_pop_pb2.ListDeadLettersRequest, _pop_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    GetDeadLetter: _aio.UnaryUnaryMultiCallable[_pop_pb2.GetDeadLetterRequest, _pop_pb2.GetDeadLetterResponse]  # type: ignore[assignment]
+    """Returns a dead letter with its message."""
+    PurgeDeadLetters: _aio.UnaryUnaryMultiCallable[_pop_pb2.RedriveRequest, _pop_pb2.PurgeDeadLettersResponse]  # type: ignore[assignment]
+    """Removes dead letters that nobody needs any more. Their messages stay in the log until its retention drops them."""
     Redrive: _aio.UnaryUnaryMultiCallable[_pop_pb2.RedriveRequest, _pop_pb2.RedriveResponse]  # type: ignore[assignment]
     """Sends dead letters back to their group as new messages, each of them once."""
 
@@ -268,6 +276,22 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _pop_pb2.ListDeadLettersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pop_pb2.ListDeadLettersResponse, _abc.Awaitable[_pop_pb2.ListDeadLettersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetDeadLetter(
+        self,
+        request: _pop_pb2.GetDeadLetterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.GetDeadLetterResponse, _abc.Awaitable[_pop_pb2.GetDeadLetterResponse]]:
+        """Returns a dead letter with its message."""
+
+    @_abc_1.abstractmethod
+    def PurgeDeadLetters(
+        self,
+        request: _pop_pb2.RedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.PurgeDeadLettersResponse, _abc.Awaitable[_pop_pb2.PurgeDeadLettersResponse]]:
+        """Removes dead letters that nobody needs any more. Their messages stay in the log until its retention drops them."""
 
     @_abc_1.abstractmethod
     def Redrive(

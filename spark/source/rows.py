@@ -27,7 +27,13 @@ ARROW_TYPES = {
 }
 """The types that Spark expects of a source."""
 
-POP_KINDS = (*sorted({*HANDING, *SETTLING}), Kind.GROUP_CREATED, Kind.GROUP_CHANGED, Kind.DEAD_LETTER_REDRIVEN)
+POP_KINDS = (
+    *sorted({*HANDING, *SETTLING}),
+    Kind.GROUP_CREATED,
+    Kind.GROUP_CHANGED,
+    Kind.DEAD_LETTER_REDRIVEN,
+    Kind.DEAD_LETTER_PURGED,
+)
 
 KIND_NAMES = [f"KIND_{number}" for number in range(256)]
 for _kind in Kind:

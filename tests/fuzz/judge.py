@@ -299,6 +299,7 @@ class Judge:
         assert caller.may_read(request.filter), f"{caller.name!r} created a group that reads {request.filter!r}"
 
     _UpdateGroup = _DescribeGroups = _DeleteGroup = _ResetGroup = _ListDeadLetters = _Redrive = _administered
+    _GetDeadLetter = _PurgeDeadLetters = _administered
 
     # --- RocketMQ ------------------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ async def test_a_request_without_a_reply_times_out_and_expires(broker: Broker) -
         assert about[Property.MESSAGE_EXPIRY_S] == 1
         with pytest.raises(InvalidTopic):
             await client.request("plant/#", timeout=5)
-        with pytest.raises(ValueError, match="above 0"):
+        with pytest.raises(ValueError, match="more than 0"):
             await client.request(COMMAND, timeout=0)
         waiting = asyncio.create_task(client.request(COMMAND, timeout=60))
         await device.message_with()

@@ -208,6 +208,8 @@ DENIED = {
     "GroupService/DeleteGroup": administrates(lambda _: pb.GroupRequest(group=GROUP)),
     "GroupService/ResetGroup": administrates(lambda _: pb.ResetGroupRequest(group=GROUP, end=pb.EARLIEST)),
     "GroupService/ListDeadLetters": administrates(lambda _: pb.ListDeadLettersRequest(group=GROUP)),
+    "GroupService/GetDeadLetter": administrates(lambda _: pb.GetDeadLetterRequest(group=GROUP, message_id="0" * 16)),
+    "GroupService/PurgeDeadLetters": administrates(lambda _: pb.RedriveRequest(group=GROUP)),
     "GroupService/Redrive": administrates(lambda _: pb.RedriveRequest(group=GROUP)),
     "ScheduleService/CreateSchedule": sends(
         lambda _: pb.CreateScheduleRequest(schedule=pb.Schedule(name="t", topic=TOPIC, every_ms=60_000))
@@ -389,6 +391,9 @@ CHANGES = {
         ON_GROUP | {"to": "earliest"}, lambda _: pb.ResetGroupRequest(group="none", end=pb.EARLIEST)
     ),
     "GroupService/Redrive": Change(ON_GROUP | {"redriven": 1}, lambda _: pb.RedriveRequest(group=GROUP, message_ids=["no id"])),
+    "GroupService/PurgeDeadLetters": Change(
+        ON_GROUP | {"purged": 2}, lambda _: pb.RedriveRequest(group=GROUP, message_ids=["no id"])
+    ),
     "MessagingService/UpdateOffset": Change(
         ON_GROUP | {"filter": FILTER, "offset": 0}, offset(service_pb.UpdateOffsetRequest, offset=4_711)
     ),
@@ -449,6 +454,7 @@ NO_CHANGES = {
     "PopService/ListTransactions",
     "GroupService/DescribeGroups",
     "GroupService/ListDeadLetters",
+    "GroupService/GetDeadLetter",
     "ScheduleService/DescribeSchedule",
     "ScheduleService/ListSchedules",
     "TimerService/FindTimer",
@@ -474,6 +480,9 @@ async def test_a_change_has_one_line_when_it_was_made_and_one_when_it_failed(aud
             if what == "UpdateOffset":
                 for message in await client.pop(FILTER, group=GROUP):
                     await message.ack()
+            elif what == "PurgeDeadLetters":
+                for message in await client.pop(FILTER, group=GROUP):
+                    await message.dead_letter()
             elif what in ("RecallMessage", "CancelTimers"):
                 audited.recall = (await client.send(TOPIC, b"a", delay=60.0)).recall_handle or ""
         assert audited.lines() == []

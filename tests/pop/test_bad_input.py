@@ -67,6 +67,8 @@ REFUSED: list[tuple[tuple[str, Any], grpc.StatusCode, str]] = [
     (("ResetGroup", pb.ResetGroupRequest(group=GROUP, end=7)), INVALID, "start"),  # type: ignore[arg-type]
     (("ListDeadLetters", pb.ListDeadLettersRequest(group=GROUP, dead_letters_max=-1)), INVALID, "dead_letters_max"),
     (("ListDeadLetters", pb.ListDeadLettersRequest(group=GROUP, after_message_id="0")), INVALID, "id"),
+    (("GetDeadLetter", pb.GetDeadLetterRequest(group=GROUP, message_id="0")), INVALID, "id"),
+    (("PurgeDeadLetters", pb.RedriveRequest(group=GROUP, message_ids=["-000000000000001"])), INVALID, "id"),
     (("Redrive", pb.RedriveRequest(group=GROUP, message_ids=["-000000000000001"])), INVALID, "id"),
 ]
 

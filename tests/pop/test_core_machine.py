@@ -247,6 +247,15 @@ class PopMachine(RuleBasedStateMachine):
         model.dead -= chosen
         model.visible.update(dict.fromkeys(chosen, 0))
 
+    @rule(name=groups, data=st.data())
+    def purge(self, name: str, data: st.DataObject) -> None:
+        model = self.models[name]
+        chosen = data.draw(st.sets(st.sampled_from(sorted(model.dead)))) if model.dead else set()
+        assert self.parts.dead_letters.purge(name, chosen) == len(chosen)
+        self.parts.store.commit()
+        model.dead -= chosen
+        model.skipped |= chosen
+
     @rule(name=groups)
     def reset_to_latest(self, name: str) -> None:
         model = self.models[name]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.pop.backoff import ExponentialBackoff
 from penstock.pop.core.deadletters import Reason
-from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
+from penstock.pop.errors import RequestInvalid
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 DLQ = f"$dlq/{GROUP}"
@@ -79,6 +81,46 @@ def test_a_dead_letter_goes_back_once_as_a_new_message(parts: Parts, keep_index:
     after.store.commit()
     assert sorted(bodies(after)) == [b"1", b"2"]
     after.close()
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_purged_dead_letters_are_gone_and_their_messages_stay_in_the_log(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(attempts_max=1)
+    first, second, third = parts.publish(b"1", b"2", b"3")
+    parts.fail()
+    assert parts.dead_letters.purge(GROUP, [second, 12345]) == 1
+    parts.store.commit()
+    after = restarted(parts, keep_index)
+    assert after.dead_letters.purge(GROUP, [second]) == 0
+    assert after.dead_letters.redrive(GROUP, [second]) == 0
+    assert after.dead_letters.find(GROUP, second) is None
+    assert [letter.position for letter in after.dead_letters.list(GROUP)] == [first, third]
+    assert after.group().dead_letter_count == 2
+    after.group("operators", DLQ)
+    assert bodies(after, group="operators", topic_filter=DLQ) == [b"1", b"3"]
+    assert after.dead_letters.purge(GROUP) == 2
+    assert (after.dead_letters.list(GROUP), after.group().dead_letter_count) == ([], 0)
+    assert [message.body for message in after.pop(group="another")] == [b"1", b"2", b"3"]
+    after.close()
+
+
+def test_a_nack_of_the_last_attempt_is_a_dead_letter_with_its_reason_at_once(parts: Parts) -> None:
+    parts.create(attempts_max=2, backoff=ExponentialBackoff(60_000, 60_000, 1.0))
+    parts.publish(b"1", b"2")
+    for attempt in (1, 2):
+        messages = parts.pop()
+        assert [message.attempt for message in messages] == [attempt] * 2
+        for message, reason in zip(messages, ("no tariff", "é" * 1_000), strict=True):
+            change = VisibilityChange(message.handle, 5_000, nack=True, detail=reason)
+            assert parts.core.change_invisible(GROUP, [change])[0][0] is AckOutcome.OK
+        parts.advance(65_000)
+    assert [(letter.reason, letter.attempts, letter.detail) for letter in parts.dead_letters.list(GROUP)] == [
+        (Reason.ATTEMPTS_EXHAUSTED, 2, "no tariff"),
+        (Reason.ATTEMPTS_EXHAUSTED, 2, "é" * 1_000),
+    ]
+    assert parts.group().in_flight == 0
+    with pytest.raises(RequestInvalid, match="2002 bytes"):
+        parts.core.change_invisible(GROUP, [VisibilityChange("", 0, nack=True, detail="é" * 1_001)])
 
 
 def test_what_was_sent_back_is_not_popped_from_the_dead_letters_any_more(parts: Parts) -> None:

@@ -124,6 +124,7 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("SCHEDULE_MOVED", 33),
         ("SCHEDULE_DELETED", 34),
         ("EPOCH_BEGUN", 35),
+        ("DEAD_LETTER_PURGED", 36),
     ]
 
 

@@ -202,15 +202,64 @@ async def test_a_rejected_message_is_a_dead_letter_with_the_reason(node: Node, c
         told.append((message.body, reason))
 
     @worker.on_dead_letter
-    def fail(message: Message, reason: str) -> None:
-        raise LookupError("a hook that fails stops nothing")
+    def fail_once(message: Message, reason: str) -> None:
+        if len(told) == 1:
+            raise LookupError("a hook that fails is called again")
 
-    await send(client, [b"x"])
     async with running(worker):
-        await until(lambda: node.group().dead_letter_count == 1)
+        await until(lambda: node.group(f"{GROUP}.on-dead-letter", f"$dlq/{GROUP}", "latest").polls)
+        await send(client, [b"x"])
+        await until(lambda: len(told) == 2)
+    assert told.pop() == told[0]
     (letter,) = await client.dead_letters.of_group(GROUP)
     assert (letter.detail, told) == ("the customer is gone", [(b"x", "the customer is gone")])
     assert counts(worker).dead_lettered == 1
+
+
+async def test_the_hooks_hear_of_messages_whose_attempts_are_used_up_and_why(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    told: dict[str, bytes] = {}
+
+    @worker.consumer(FILTER, group=GROUP, timeout=0.05, settings=group_settings(attempts_max=2, backoff=()))
+    async def handle(body: bytes) -> None:
+        if body == b"slow":
+            await asyncio.sleep(WAIT_S_MAX)
+        raise LookupError(f"no tariff for {body.decode()}")
+
+    @worker.on_dead_letter
+    def tell(message: Message, reason: str) -> None:
+        told[reason] = message.body
+        assert message.origin is not None
+        assert (message.origin.group, message.origin.attempts) == (GROUP, 2)
+
+    async with running(worker):
+        await until(lambda: node.group(f"{GROUP}.on-dead-letter", f"$dlq/{GROUP}", "latest").polls)
+        await send(client, [b"x", b"slow"])
+        await until(lambda: len(told) == 2)
+    late = "the handler did not end within its timeout of 0.05 s"
+    assert told == {"LookupError: no tariff for x": b"x", late: b"slow"}
+    letters = await client.dead_letters.of_group(GROUP)
+    assert sorted(letter.detail for letter in letters) == sorted(told)
+
+
+async def test_hooks_that_may_not_consume_the_dead_letters_keep_no_message_from_its_handler(tmp_path: Path) -> None:
+    rules, security = access_file(tmp_path / "access.toml", "s3cret", consume=GROUP), Security(token="s3cret")
+    async with Node(tmp_path / "data", access=rules) as node, Client(node.target, security=security) as client:
+        worker = Worker(node.target, security=security)
+        seen: list[bytes] = []
+
+        @worker.consumer(FILTER, group=GROUP)
+        async def handle(body: bytes) -> None:
+            seen.append(body)
+
+        @worker.on_dead_letter
+        def tell(message: Message, reason: str) -> None:
+            raise AssertionError(reason)
+
+        async with running(worker):
+            await send(client, [b"x"])
+            await until(lambda: seen == [b"x"] and bool(worker.problems))
+            assert [*worker.problems] == [f"{GROUP}.on-dead-letter on $dlq/{GROUP}"]
 
 
 async def test_a_body_that_can_t_be_decoded_is_a_dead_letter_with_the_reason(node: Node, client: Client) -> None:

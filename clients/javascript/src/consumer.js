@@ -199,13 +199,13 @@ export class Consumer {
     this.counts.failed += 1;
     this.#log(`the handler failed for a message from ${message.topic}, attempt ${message.attempt}: ${error.message}`);
     const invisibleMs = error instanceof RetryLater ? milliseconds(error.delay, "delay") : 0;
-    await this.#settled(this.#changes.submit({ handle: message.handle, invisibleMs, nack: true }));
+    await this.#settled(this.#changes.submit({ handle: message.handle, invisibleMs, nack: true, reason: shortened(`${error.name}: ${error.message}`) }));
   }
 
   async #deadLetter(message, reason) {
     this.counts.deadLettered += 1;
     this.#log(`message ${message.messageId} from ${message.topic} becomes a dead letter: ${reason}`);
-    const request = { group: this.group, handles: [message.handle], reason: reason.slice(0, 500) };
+    const request = { group: this.group, handles: [message.handle], reason: shortened(reason) };
     const answer = this.#channel.call("deadLetter", request, { timeoutMs: TIMEOUT_MS });
     await this.#settled(answer.then(({ statuses }) => throwIfRefused(statuses[0])));
   }
@@ -216,7 +216,9 @@ export class Consumer {
     this.counts.timedOut += 1;
     this.#log(`a handler did not end within its timeout of ${this.#plan.timeoutMs / 1000} s; its message goes back`);
     work.aborter.abort(new Error("the time of the handler is over"));
-    Promise.resolve(work.extension).then(() => this.#settled(this.#changes.submit({ handle: work.message.handle, nack: true })));
+    const reason = `the handler did not end within its timeout of ${this.#plan.timeoutMs / 1000} s`;
+    const change = { handle: work.message.handle, nack: true, reason };
+    Promise.resolve(work.extension).then(() => this.#settled(this.#changes.submit(change)));
   }
 
   async #extend(work, invisibleMs) {
@@ -286,4 +288,9 @@ export class Consumer {
 function throwIfRefused(status) {
   const error = errorOfStatus(status);
   if (error) throw error;
+}
+
+/** What the node stores of the reason of a failure: up to 2,000 bytes. A UTF-16 unit takes up to three. */
+function shortened(reason) {
+  return reason.slice(0, 660);
 }

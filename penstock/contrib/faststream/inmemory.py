@@ -170,7 +170,7 @@ class InMemoryMessage(Message):
         self.is_settled = True
         return _done(None)
 
-    async def nack(self, *, delay: Duration = 0.0) -> None:
+    async def nack(self, *, delay: Duration = 0.0, reason: str = "") -> None:
         self.is_settled = self.went_back = True
 
     async def suspend(self, delay: Duration = 0.0) -> None:

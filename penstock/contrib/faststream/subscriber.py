@@ -97,7 +97,7 @@ class PenstockSubscriber(TasksMixin, SubscriberUsecase[M]):
         self.compose()
         await super().start()
         if self.calls:
-            running = RunningConsumer(self._client, self._plan(), (), None)
+            running = RunningConsumer(self._client, self._plan(), None)
             await running.open_when_possible()
             self._running = running
             self.add_task(running.run, restart_on_failure=False)

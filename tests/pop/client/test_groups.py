@@ -110,7 +110,7 @@ async def test_dead_letters_are_listed_popped_with_their_origin_and_redriven(cli
     await client.groups.create(GROUP, FILTER, settings=group_settings(attempts_max=1))
     sent = [await client.send(TOPIC, b"%d" % n) for n in range(3)]
     nacked, given_up, acked = await client.pop(FILTER, group=GROUP)
-    await nacked.nack()
+    await nacked.nack(reason="no tariff")
     await given_up.dead_letter()
     await acked.ack()
     (first,) = await client.pop(f"$dlq/{GROUP}", group="operators", messages_max=1, wait=60.0)
@@ -123,10 +123,22 @@ async def test_dead_letters_are_listed_popped_with_their_origin_and_redriven(cli
     assert (first.origin.group, first.origin.attempts) == (GROUP, 1)
     assert first.origin.message_id == first.message_id
     assert await client.dead_letters.of_group(GROUP, after=sent[0].message_id) == letters[1:]
+    shown = await client.dead_letters.get(GROUP, sent[0].message_id)
+    assert shown is not None
+    assert (shown.body, shown.topic, shown.origin, shown.handle) == (b"0", TOPIC, letters[0], "")
+    assert letters[0].detail == "no tariff"
+    assert await client.dead_letters.get(GROUP, sent[2].message_id) is None
     assert await client.dead_letters.redrive(GROUP, [sent[1].message_id]) == 1
     assert await client.dead_letters.redrive(GROUP) == 1
     assert await client.dead_letters.redrive(GROUP) == 0
     back = await client.pop(FILTER, group=GROUP)
     assert sorted((message.body, message.attempt) for message in back) == [(b"0", 1), (b"1", 1)]
-    with pytest.raises(RequestInvalid, match="id"):
-        await client.dead_letters.redrive(GROUP, ["nonsense"])
+    for message in back:
+        await message.nack(reason="é" * 2_000)  # the client cuts off what is too long
+    assert [letter.detail for letter in await client.dead_letters.of_group(GROUP)] == ["é" * 1_000] * 2
+    assert await client.dead_letters.purge(GROUP, [sent[0].message_id]) == 1
+    assert await client.dead_letters.purge(GROUP) == 1
+    assert await client.dead_letters.of_group(GROUP) == []
+    for call in (client.dead_letters.redrive, client.dead_letters.purge):
+        with pytest.raises(RequestInvalid, match="id"):
+            await call(GROUP, ["nonsense"])

@@ -53,6 +53,11 @@ def use_synchronously(target: str) -> list[bytes]:
             if len(seen) == 4:
                 break
         assert [letter.topic for letter in client.dead_letters.of_group(GROUP)] == [TOPIC]
+        (letter,) = client.dead_letters.of_group(GROUP)
+        shown = client.dead_letters.get(GROUP, letter.message_id)
+        assert shown is not None
+        assert shown.topic == TOPIC
+        assert client.dead_letters.purge(GROUP, ["0" * 16]) == 0
         assert client.dead_letters.redrive(GROUP) == 1
         (message,) = client.pop(FILTER, group=GROUP, wait=60.0, attempt_id="x")
         assert message.attempt == 1
