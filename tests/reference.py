@@ -1,4 +1,4 @@
-"""The reference pages of the documentation, generated from the code: options, commands, metrics, tables and outcomes.
+"""The reference pages of the documentation, generated from the code: API, options, commands, metrics, tables and outcomes.
 
 `python -m tests.reference` writes them to docs/reference/, `python -m tests.reference --check` names those that are stale.
 """
@@ -32,6 +32,7 @@ from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_ME
 from penstock.spark.reconciliation.tables import REPORT_TABLES
 from penstock.store.options import HostPort, describe_allowed, operator_name, options_of
 from penstock.tracing.options import TracingOptions
+from tests.clientreference import client_page
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -281,6 +282,7 @@ def reconciliation_page() -> str:
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 PAGES = {
+    "client.md": lambda: client_page(NOTE, _table),
     "options.md": options_page,
     "commands.md": commands_page,
     "metrics.md": metrics_page,
