@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.cli.arguments import Commands, add_command, add_json, add_node, count, endpoint, message_id
-from penstock.cli.output import print_rows, row_of, time_of
+from penstock.cli.output import print_rows, row_of, shortened, time_of
 
 if TYPE_CHECKING:
     from penstock.cli.endpoint import Endpoint
@@ -75,12 +75,12 @@ def list_dead_letters(node: Endpoint, group: str, *, after: str, limit: int, as_
                 letter.topic,
                 letter.filter,
                 str(letter.attempts),
-                letter.detail or pb.Reason.Name(letter.reason).lower(),
                 time_of(letter.failed_ms) or "",
+                shortened(letter.detail) or pb.Reason.Name(letter.reason).lower(),
             ]
             for letter in letters
         ],
-        ("message", "topic", "filter", "attempts", "reason", "failed"),
+        ("message", "topic", "filter", "attempts", "failed", "reason"),
         as_json=as_json,
         out=sys.stdout,
     )

@@ -198,4 +198,4 @@ def _oldest(group: GroupDescription) -> str:
 
 
 def _state(settings: GroupSettings) -> str:
-    return " ".join(name for name in ("paused", "shared") if getattr(settings, name))
+    return " ".join(name for name in ("paused", "shared") if getattr(settings, name)) or "active"

@@ -85,14 +85,11 @@ def add_to(commands: Commands) -> None:
     add_node(quotas, "data_dir")
     quotas.add_argument(
         "--resource",
-        default="",
         type=_resource,
         metavar="RESOURCE",
         help="Only this resource, such as queues or retained_bytes; an unknown one lists all.",
     )
-    quotas.add_argument(
-        "--of", default="", choices=("tenant", "user", "source", "client"), help="Only tenants, users, sources or clients."
-    )
+    quotas.add_argument("--of", choices=("tenant", "user", "source", "client"), help="Only tenants, users, sources or clients.")
     quotas.add_argument(
         "--limit", type=count, default=10, help="Maximum number of holders of each resource; 0 prints all (%(default)s)."
     )
@@ -163,5 +160,7 @@ def _sessions(options: argparse.Namespace) -> int:
 def _quotas(options: argparse.Namespace) -> int:
     from penstock.cli.inspect_index import inspect_quotas
 
-    inspect_quotas(data_dir_of(options), resource=options.resource, of=options.of, limit=options.limit, as_json=options.json)
+    inspect_quotas(
+        data_dir_of(options), resource=options.resource or "", of=options.of or "", limit=options.limit, as_json=options.json
+    )
     return 0

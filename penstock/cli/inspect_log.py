@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 import orjson
 
-from penstock.cli.output import cells_of, print_rows, time_of
+from penstock.cli.output import body_fields, cells_of, print_rows, shortened, text_of, time_of
 from penstock.gateway.sessions.acked import decode_acked
 from penstock.gateway.sessions.changes import Changes
 from penstock.pop.core.suspicion import together_max
@@ -18,9 +19,6 @@ from penstock.store import topics
 from penstock.store.bodies import BODY_DTYPE
 from penstock.store.logreader import missing_beginning, read_log
 from penstock.store.record import COPY_FIXED, LEVEL_MASK, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
-
-BODY_CHARS = 60
-"""Characters of a body that the table shows. The JSON output has all of them."""
 
 _WITH_LEVEL = (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED, Kind.POP_REVIVED)
 _QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_BACKFILLED)
@@ -127,7 +125,7 @@ def describe_record(record: Record) -> dict[str, Any]:
         names = dtype.names or ()
         row["entries"] = [dict(zip(names, entry.tolist(), strict=True)) for entry in np.frombuffer(record.body, dtype=dtype)]
     elif record.body and kind is not Kind.COPIED:
-        row["body"] = record.body.decode(errors="backslashreplace")
+        row |= body_fields(record.body)
     return row
 
 
@@ -137,4 +135,4 @@ def _what(row: dict[str, Any]) -> str:
     if "copy_of" in row:
         return f"copy of the {row['copy_of']['kind']} at {row['copy_of']['position']}"
     body = row.get("body", "")
-    return body if len(body) <= BODY_CHARS else f"{body[:BODY_CHARS]}..."
+    return shortened(text_of(b64decode(body)) if "encoding" in row else body)

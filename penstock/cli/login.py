@@ -12,6 +12,14 @@ PASSWORD = "PENSTOCK_PASSWORD"
 """Environment variable with the password of the user that `--user` names."""
 
 
+def ask_password(prompt: str) -> str:
+    """Return a password that somebody types on the terminal. Raises ValueError at the end of the input."""
+    try:
+        return getpass(prompt)
+    except EOFError:
+        raise ValueError("No password was typed: the input of the terminal has ended. Run the command again.") from None
+
+
 class UserPassword(NamedTuple):
     """A user name and its password."""
 
@@ -38,7 +46,7 @@ def login_of(user: str | None, source: Path | None) -> UserPassword | None:
     elif PASSWORD in os.environ:
         password = os.environ[PASSWORD]
     elif sys.stdin.isatty():
-        password = getpass(f"Password of {user}: ")
+        password = ask_password(f"Password of {user}: ")
     else:
         raise ValueError(f"no terminal to ask for the password of {user!r}; give --password-file FILE, or set {PASSWORD}")
     if not password:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from penstock import __version__
 from penstock.cli.commandparser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
 
 
@@ -147,7 +146,7 @@ def build_parser(arguments: Sequence[str] | None = None) -> CommandParser:
         arguments: that the parser must understand. It knows only the names of commands that they do not name. None for all.
     """
     parser = _Penstock(prog="penstock", description="An MQTT broker and POP message queue on one durable log.")
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}", help="Print the version.")
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="Print the version.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     wanted = None if arguments is None else _command_of(arguments)
     for family in _families():
@@ -157,6 +156,16 @@ def build_parser(arguments: Sequence[str] | None = None) -> CommandParser:
             for name in family.commands:
                 commands.add_parser(name)
     return parser
+
+
+class _PrintVersion(argparse.Action):
+    """Prints the version, and ends the process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from penstock.cli.version import version_text
+
+        print(version_text())
+        parser.exit()
 
 
 class _Penstock(CommandParser):

@@ -19,7 +19,7 @@ from penstock.cli.arguments import (
     read_body,
     run_async,
 )
-from penstock.cli.output import print_row, text_of
+from penstock.cli.output import body_fields, print_row, text_of
 
 if TYPE_CHECKING:
     from penstock import Message
@@ -148,7 +148,7 @@ async def pop(
             for message in messages:
                 row: dict[str, object] = {
                     "topic": message.topic,
-                    "body": text_of(message.body),
+                    **(body_fields(message.body) if as_json else {"body": text_of(message.body)}),
                     "attempt": message.attempt,
                     "message_id": message.message_id,
                     "handle": message.handle,

@@ -17,7 +17,7 @@ from penstock.cli.arguments import (
     login,
     read_body,
 )
-from penstock.cli.output import print_row, text_of
+from penstock.cli.output import body_fields, print_row, text_of
 
 if TYPE_CHECKING:
     from paho.mqtt.client import MQTTMessage
@@ -195,7 +195,8 @@ def subscribe(
 
 
 def _row(message: MQTTMessage, as_json: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {"topic": message.topic, "body": text_of(bytes(message.payload))}
+    body = bytes(message.payload)
+    row: dict[str, Any] = {"topic": message.topic, **(body_fields(body) if as_json else {"body": text_of(body)})}
     if as_json and message.properties is not None and (found := _shown_properties(message.properties)):
         row["properties"] = found
     return row
@@ -206,8 +207,10 @@ def _shown_properties(properties: Properties) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, key in PROPERTIES.items():
         value = getattr(properties, name, None)
-        if value is not None:
-            found[key] = text_of(value) if isinstance(value, bytes) else value
+        if isinstance(value, bytes):
+            found |= body_fields(value, key)
+        elif value is not None:
+            found[key] = value
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import starmap
@@ -22,13 +23,37 @@ if TYPE_CHECKING:
 GAP = "  "
 """What stands between the columns of a table."""
 
-_NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?|")
-"""A cell that is aligned to the right. An empty one fits both sides."""
+_NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?|-")
+"""A cell that is aligned to the right. A dash fits both sides."""
 
 
 def text_of(body: bytes) -> str:
     """Return a body as text. Bytes that are not UTF-8 become escapes."""
     return body.decode(errors="backslashreplace")
+
+
+def body_fields(body: bytes, name: str = "body") -> dict[str, str]:
+    """Return a body as fields of a row of JSON: the text, or Base64 and the field `encoding` for what is no UTF-8.
+
+    Args:
+        body: the bytes.
+        name: of the field. Fields other than the body have the name of their encoding, too, such as `x_encoding`.
+    """
+    try:
+        return {name: body.decode()}
+    except UnicodeDecodeError:
+        encoding = "encoding" if name == "body" else f"{name}_encoding"
+        return {name: b64encode(body).decode(), encoding: "base64"}
+
+
+def shortened(text: str) -> str:
+    """Return a text in one line for the last column of a table. The JSON output has all of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= TEXT_CHARS else f"{line[:TEXT_CHARS]}..."
+
+
+TEXT_CHARS = 60
+"""Characters of free text that a table shows."""
 
 
 def time_of(ms: int) -> str | None:
@@ -60,12 +85,12 @@ def print_row(row: Mapping[str, object], as_json: bool) -> None:
 def print_rows(
     rows: Iterable[Mapping[str, Any]], cells: Iterable[Sequence[str]], columns: Sequence[str], *, as_json: bool, out: TextIO
 ) -> None:
-    """Print rows as JSON, one object a line, or print their cells as a table."""
+    """Print rows as JSON, one object a line, or print their cells as a table, where an empty cell is a dash."""
     if as_json:
         for row in rows:
             out.write(printable(orjson.dumps(row).decode()) + "\n")
         return
-    table = [[printable(cell) for cell in row_cells] for row_cells in cells]
+    table = [[printable(cell) or "-" for cell in row_cells] for row_cells in cells]
     out.writelines(f"{line}\n" for line in laid_out(table, columns, get_terminal_size().columns if out.isatty() else None))
 
 

@@ -86,8 +86,8 @@ def show_cluster(config: Config, *, as_json: bool) -> None:
         status = alive.get(replica)
         role = "leader" if replica == key.leader else "follower"
         in_sync, is_alive = ("yes" if yes else "no" for yes in (replica in key.members, status is not None))
-        position = f"{status.position:,}" if status is not None else ""
-        address = status.addresses.get("replication", "") if status is not None else ""
+        position = f"{status.position:,}" if status is not None else "-"
+        address = status.addresses.get("replication", "-") if status is not None else "-"
         print(f"{name_of(replica):18}{role:10}{in_sync:9}{is_alive:7}{position:>16}  {address}")
 
 

@@ -19,7 +19,7 @@ from penstock.cli.arguments import (
     instant,
     read_body,
 )
-from penstock.cli.output import print_line, print_row, print_rows, row_of, time_of
+from penstock.cli.output import body_fields, print_line, print_row, print_rows, row_of, time_of
 
 if TYPE_CHECKING:
     from penstock import ScheduleDescription
@@ -235,11 +235,11 @@ def _rule(found: ScheduleDescription) -> str:
 
 
 def _row(found: ScheduleDescription) -> dict[str, Any]:
-    """Return a description as JSON. The body is text, as in other commands."""
+    """Return a description as JSON. The body is as in other commands."""
     from penstock.pop.client.results import received_of
 
     row = row_of(received_of(found))
-    row["schedule"]["body"] = found.schedule.body.decode(errors="backslashreplace")
+    row["schedule"] |= body_fields(found.schedule.body)
     return row
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from getpass import getpass
 from pathlib import Path
 
 from penstock.access.errors import AccessInvalid
 from penstock.cli.arguments import Commands, add_command
+from penstock.cli.login import ask_password
 from penstock.cli.output import print_line
 
 
@@ -102,7 +102,7 @@ def _password(from_stdin: bool, source: Path | None) -> str:
         return sys.stdin.readline().rstrip("\r\n")
     if not sys.stdin.isatty():
         raise AccessInvalid("there is no terminal to ask for the password; give --stdin or --from FILE")
-    password = getpass("Password: ")
-    if getpass("Again: ") != password:
+    password = ask_password("Password: ")
+    if ask_password("Again: ") != password:
         raise AccessInvalid("the two passwords differ")
     return password

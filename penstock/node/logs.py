@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from typing import Any, Final, TextIO
@@ -35,6 +36,7 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
     stream = stream or sys.stderr
     level = LEVELS[options.level]
     is_console = options.format == "console" or (options.format == "auto" and stream.isatty())
+    has_colors = stream.isatty() and not os.environ.get("NO_COLOR")  # as https://no-color.org says
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -43,7 +45,7 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
     rendering: list[structlog.typing.Processor]
     if is_console:
         # Plain tracebacks, because the rich ones print local variables, among them message bodies and passwords.
-        rendering = [_escape, structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_write_traceback)]
+        rendering = [_escape, structlog.dev.ConsoleRenderer(colors=has_colors, exception_formatter=_write_traceback)]
     else:
         rendering = [structlog.processors.format_exc_info, _escape, _render_json]
 

@@ -44,6 +44,16 @@ def test_without_either_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert login_of("ann", None) == ("ann", "answer to Password of ann: ")
 
 
+def test_the_end_of_the_input_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(_prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(login, "getpass", ends)
+    with pytest.raises(ValueError, match="No password was typed"):
+        login_of("ann", None)
+
+
 @pytest.mark.parametrize(
     ("user", "has_file", "message"),
     [

@@ -55,6 +55,22 @@ def test_a_connection_that_ends_while_grpc_writes_to_it_is_no_error() -> None:
     assert json.loads(stream.getvalue())["event"] == "Unexpected [RuntimeError] raised by servicer method [/x]"
 
 
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("value", "has_colors"), [("", True), ("1", False)])
+def test_a_terminal_has_colors_unless_nobody_wants_them(value: str, has_colors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", value)
+    stream = Terminal()
+    configure_logging(LogOptions(), stream)
+    structlog.get_logger("store").info("segment sealed")
+    assert ("\x1b[" in stream.getvalue()) is has_colors
+
+
 def test_events_below_the_level_are_not_logged() -> None:
     stream = io.StringIO()
     configure_logging(LogOptions(level="warning"), stream)

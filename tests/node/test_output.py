@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.cli.main import main
-from penstock.cli.output import print_row, print_rows
+from penstock import __version__
+from penstock.cli.main import build_parser, main, parse
+from penstock.cli.output import body_fields, print_row, print_rows
+from penstock.cli.version import version_text
 
 
 def test_a_table_shows_brackets_of_user_data_as_they_are() -> None:
@@ -35,6 +41,9 @@ def test_json_is_one_object_a_line() -> None:
         (["sub", "a", "--count", "-1"], "'-1' is not a whole number from 0 up"),
         (["inspect", "log", "--kind", "letter"], "'letter' is not a kind of record. The kinds are message,"),
         (["group", "create", "g", "a", "--backoff", "soon"], "'soon' is not a back-off"),
+        (["pub", "a\udcff", "b"], "argument topic: b'a\\xff' is not UTF-8"),
+        (["inspect", "quotas", "--resource", "x"], "'x' is not a resource. The resources are"),
+        (["pub", "a", "b", "--never"], "unrecognized arguments: --never"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_what_would_fit(
@@ -43,7 +52,69 @@ def test_a_value_that_does_not_fit_is_refused_with_what_would_fit(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    first, second = capsys.readouterr().err.splitlines()
+    assert message in first
+    command = first.partition(":")[0]
+    assert second == f"Try '{command} --help'."
+    assert command.startswith(f"penstock {arguments[0]}")
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the commands that have no commands of their own."""
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
+        yield parser
+    for action in nested:
+        for command in action.choices.values():
+            yield from commands(command)
+
+
+def values(action: argparse.Action) -> list[str]:
+    """Return an argument with a value that its type takes, as words of a command line."""
+    name = list(action.option_strings[:1])
+    if action.nargs == 0:
+        return name
+    if action.choices:
+        return [*name, str(next(iter(action.choices)))]
+    convert: Any = action.type or str
+    for text in ("x", "7", "7s", "127.0.0.1:7"):
+        with suppress(argparse.ArgumentTypeError):
+            convert(text)
+            return [*name, text]
+    raise AssertionError(f"no value for {action.dest}")
+
+
+def test_every_command_takes_only_what_it_requires() -> None:
+    for command in commands(build_parser()):
+        words = command.prog.split()[1:]
+        alone = {action.dest for group in command._mutually_exclusive_groups for action in group._group_actions}
+        for group in command._mutually_exclusive_groups:
+            words += values(group._group_actions[-1]) if group.required else []
+        for action in command._actions:
+            if action.dest not in alone and (action.required if action.option_strings else action.nargs not in ("?", "*")):
+                words += values(action)
+        assert parse(words).run is not None, "a default may not be of another type than its values"
+
+
+def test_a_command_that_was_removed_says_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recall", "x"]) == 2
+    assert capsys.readouterr().err == "penstock: there is no command 'recall'. Say penstock timer cancel.\n"
+
+
+def test_a_body_that_is_no_text_is_base64() -> None:
+    assert body_fields("é".encode()) == {"body": "é"}
+    assert body_fields(b"bin\xff\0") == {"body": "Ymlu/wA=", "encoding": "base64"}
+    assert body_fields(b"\xff", "x") == {"x": "/w==", "x_encoding": "base64"}
+
+
+def test_the_version_of_a_checkout_names_its_commit(tmp_path: Path) -> None:
+    assert version_text(tmp_path) == f"penstock {__version__}"
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    assert version_text(tmp_path) == f"penstock {__version__} (checkout of an unknown commit)"
+    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / ".git" / "packed-refs").write_text("# pack-refs\n0123456789abcdef refs/heads/main\n")
+    assert version_text(tmp_path) == f"penstock {__version__} (checkout 0123456, perhaps modified)"
 
 
 SPOOFED = "a\x1b[2J\u202eb"

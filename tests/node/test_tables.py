@@ -14,7 +14,7 @@ from penstock.pop.proto import pop_pb2 as pb
 
 HANDLE = "h" * 300
 COLUMNS = ("topic", "count", "handle")
-CELLS = [["a/1", "5", HANDLE], ["Ж/温/3", "12,345", "x"]]
+CELLS = [["a/1", "5", HANDLE], ["Ж/温/3", "12,345", ""]]
 
 
 class Terminal(io.StringIO):
@@ -33,7 +33,7 @@ def test_a_table_in_a_pipe_has_a_line_for_each_row_whatever_its_length() -> None
     assert printed(io.StringIO()) == [
         "topic    count  handle",
         f"a/1          5  {HANDLE}",
-        "Ж/温/3  12,345  x",
+        "Ж/温/3  12,345  -",
     ]
 
 
@@ -46,7 +46,7 @@ def test_a_terminal_that_is_too_narrow_gets_a_block_for_each_row(monkeypatch: py
         "",
         " topic  Ж/温/3",
         " count  12,345",
-        "handle  x",
+        "handle  -",
     ]
     monkeypatch.setenv("COLUMNS", "400")
     assert len(printed(Terminal())) == 3
