@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.arguments import (
@@ -17,7 +20,7 @@ from penstock.cli.arguments import (
     login,
     read_body,
 )
-from penstock.cli.output import body_fields, print_row, text_of
+from penstock.cli.output import body_fields, print_line, print_row, text_of
 
 if TYPE_CHECKING:
     from paho.mqtt.client import MQTTMessage
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.cli.endpoint import Endpoint
     from penstock.cli.login import UserPassword
+    from penstock.cli.mqttconnection import MqttConnection
 
 
 def add_to(commands: Commands) -> None:
@@ -178,20 +182,47 @@ def subscribe(
 
     Raises:
         TopicInvalid: the filter is none.
-        ConnectionError: there is no connection, or it ends early.
-        ValueError: the node refuses the filter.
+        ConnectionError: there is no connection at the beginning.
+        LoginRefused, ValueError: the node refuses the login or the filter.
     """
-    from penstock.cli.mqttconnection import MqttConnection
     from penstock.store.topics import check_filter
 
     shared = topic_filter.split("/", 2)
     check_filter(shared[2] if shared[0] == "$share" and len(shared) == 3 else topic_filter)
-    with MqttConnection(node, login, version) as connection:
-        for number, message in enumerate(connection.messages(topic_filter, qos), start=1):
-            print_row(_row(message, as_json), as_json)
-            connection.acknowledge(message)
-            if number == count:
-                return
+    for number, (connection, message) in enumerate(_messages(node, login, topic_filter, version, qos), start=1):
+        print_row(_row(message, as_json), as_json)
+        connection.acknowledge(message)
+        if number == count:
+            return
+
+
+def _messages(
+    node: Endpoint, login: UserPassword | None, topic_filter: str, version: str, qos: int
+) -> Iterator[tuple[MqttConnection, MQTTMessage]]:
+    """Yield the messages of a filter, each with its connection. A connection that ends is followed by another one."""
+    from penstock.cli.mqttconnection import LoginRefused, MqttConnection
+
+    retry_s = None  # not before the first subscription
+    has_failed = False
+    while True:
+        try:
+            with MqttConnection(node, login, version) as connection:
+                connection.subscribe(topic_filter, qos)
+                retry_s, has_failed = RETRY_S_MIN, False
+                for message in connection.messages():
+                    yield connection, message
+        except ConnectionError as error:
+            if retry_s is None or isinstance(error, LoginRefused):
+                raise
+            if not has_failed:
+                print_line(f"penstock sub: {error} Connecting again.", out=sys.stderr)
+            has_failed = True
+        time.sleep(retry_s)
+        retry_s = min(2 * retry_s, RETRY_S_MAX)
+
+
+RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
+"""Seconds before a connection follows one that has ended, at first and at most."""
 
 
 def _row(message: MQTTMessage, as_json: bool) -> dict[str, Any]:

@@ -51,6 +51,14 @@ _GARBAGE = (ValueError, IndexError, KeyError, TypeError, struct.error)
 """What the library raises about bytes that are not MQTT."""
 
 
+_PASSING = (ReasonCode.SERVER_UNAVAILABLE, ReasonCode.SERVER_BUSY)
+"""Reasons of a CONNACK that another attempt may not get."""
+
+
+class LoginRefused(ConnectionError):
+    """Raised when a node refuses the connection of this user or client, and would refuse it again."""
+
+
 class MqttConnection:
     """A connection as a clean session, which is open within its context.
 
@@ -61,6 +69,7 @@ class MqttConnection:
 
     Raises:
         ConnectionError: there is no connection. The text says what prevents it, and what to do.
+        LoginRefused: the node refuses it, and would again.
         ValueError, OSError: as `Endpoint.context` raises them.
     """
 
@@ -105,7 +114,8 @@ class MqttConnection:
             raise ConnectionError(why_unconnected(self._node, MQTT, error)) from error
         if self._refused is not None:
             why = REFUSALS.get(self._refused.value, str(self._refused).lower()) + self._reason_text
-            raise ConnectionError(f"The node on {self._node.address} refused the connection: {why}.")
+            kind = ConnectionError if self._refused.value in _PASSING else LoginRefused
+            raise kind(f"The node on {self._node.address} refused the connection: {why}.")
         if not answered:
             # The library says nothing about an error that came when the connection was open, such as an alert of TLS 1.3.
             raise ConnectionError(why_unconnected(self._node, MQTT, probe(self._node, MQTT) if self._node.has_tls else None))
@@ -145,8 +155,8 @@ class MqttConnection:
                 raise ValueError("The node refused the message. With --qos 1, this command can say why.")
             raise ValueError(f"The node refused the message: {str(self._refused).lower()}{self._reason_text}.")
 
-    def messages(self, topic_filter: str, qos: int) -> Iterator[MQTTMessage]:
-        """Subscribe, and yield each message that arrives. The caller acknowledges it with `acknowledge`.
+    def subscribe(self, topic_filter: str, qos: int) -> None:
+        """Subscribe, and return when the node has answered.
 
         Raises:
             ValueError: the node refuses the filter.
@@ -162,6 +172,9 @@ class MqttConnection:
                     f"The node refused the filter {topic_filter!r}: {str(reason).lower()}{self._reason_text}. Check whether "
                     "this user may subscribe to it: `penstock access test` explains what the rules say."
                 )
+
+    def messages(self) -> Iterator[MQTTMessage]:
+        """Yield each message that arrives. The caller acknowledges it with `acknowledge`. Raises ConnectionError at the end."""
         while True:
             while self._messages:
                 yield self._messages.popleft()

@@ -33,7 +33,7 @@ def add_to(commands: Commands) -> None:
     command = add_command(
         commands,
         "top",
-        "Show what a running node does, and what somebody should look at: traffic, latency, clients, disk and groups.",
+        "Show what a running node does, and what somebody should look at. `q` ends it.",
     )
     add_node(command, "admin")
     command.add_argument(

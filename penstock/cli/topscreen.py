@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterable
 from contextlib import suppress
 from http import HTTPStatus
@@ -56,7 +60,7 @@ GROUPS_MIN = 5
 def top(
     node: Endpoint, login: UserPassword | None, *, interval_s: float, count: int, groups: int, sort: str, as_json: bool
 ) -> None:
-    """Show what a node does, again and again until Ctrl-C.
+    """Show what a node does, again and again until `q` or Ctrl-C. A node that is away is asked again.
 
     Args:
         node: its admin listener.
@@ -68,20 +72,20 @@ def top(
         as_json: print each view as one JSON object a line.
 
     Raises:
-        ConnectionError: the node does not answer, at the beginning or where nobody looks at a terminal.
+        ConnectionError: the node does not answer at the beginning.
         PermissionError: it does not show its metrics to whoever asks.
     """
     client = AdminClient(node, login)
     before, _ = _scrape(client, node)
-    with suppress(KeyboardInterrupt), _Screen(as_json=as_json, groups=groups) as screen:
+    screen = _Screen(as_json=as_json, groups=groups)
+    with suppress(KeyboardInterrupt), screen, _Keys(is_read=screen.is_live) as keys:
         shown = 0
         while not count or shown < count:
-            time.sleep(interval_s)
+            if keys.has_quit(interval_s):
+                return
             try:
                 now, is_ready = _scrape(client, node)
             except ConnectionError as error:
-                if not screen.is_live:
-                    raise
                 screen.fail(str(error))
                 continue
             screen.show(view_of(Figures(before, now), is_ready=is_ready, sort=sort), str(node.address))
@@ -119,9 +123,11 @@ class _Screen:
         self.is_live = self._console.is_terminal and not as_json
         self._live = Live(console=self._console, screen=True, auto_refresh=False) if self.is_live else None
         self._last: Group | None = None
+        self._has_failed = False
 
     def show(self, view: dict[str, Any], address: str) -> None:
         """Show a view."""
+        self._has_failed = False
         if self._as_json:
             print_row(view | {"groups": view["groups"][: self._groups or None]}, as_json=True)
             return
@@ -135,9 +141,14 @@ class _Screen:
             self._console.print(self._last)
 
     def fail(self, why: str) -> None:
-        """Show why there is no view, and the last one below."""
-        assert self._live is not None
-        told = Text(printable(f"{why} Trying again."), style="bold red")
+        """Show why there is no view, and the last one below. Without a terminal, say it once."""
+        text = printable(f"{why} Trying again.")
+        if self._live is None:
+            if not self._has_failed:
+                print(f"penstock top: {text}", file=sys.stderr)
+            self._has_failed = True
+            return
+        told = Text(text, style="bold red")
         self._live.update(Group(told, *([self._last] if self._last is not None else [])), refresh=True)
 
     def __enter__(self) -> _Screen:
@@ -150,6 +161,51 @@ class _Screen:
             self._live.stop()
             if self._last is not None:
                 self._console.print(self._last)  # the screen before the command comes back, without what was seen
+
+
+class _Keys:
+    """The keys that somebody presses while views are shown. The end of the context restores the terminal.
+
+    Parameters:
+        is_read: whether to read keys, where standard input is a terminal.
+    """
+
+    def __init__(self, *, is_read: bool) -> None:
+        self._terminal = (
+            sys.stdin.fileno() if is_read and sys.stdin.isatty() and _is_in_foreground(sys.stdin.fileno()) else None
+        )
+        self._mode: list[Any] = []
+
+    def has_quit(self, within_s: float) -> bool:
+        """Wait, and return whether somebody has pressed `q` meanwhile."""
+        if self._terminal is None:
+            time.sleep(within_s)
+            return False
+        ends_s = time.monotonic() + within_s
+        while (left_s := ends_s - time.monotonic()) > 0:
+            if select.select([self._terminal], [], [], left_s)[0]:
+                pressed = os.read(self._terminal, 1024)
+                if not pressed or b"q" in pressed:
+                    return True  # the terminal is closed, or somebody wants the end
+        return False
+
+    def __enter__(self) -> _Keys:
+        if self._terminal is not None:
+            self._mode = termios.tcgetattr(self._terminal)
+            tty.setcbreak(self._terminal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal is not None:
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._mode)
+
+
+def _is_in_foreground(terminal: int) -> bool:
+    """Return whether the process may change the mode of a terminal. In the background, the system would stop the process."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return True  # it is not the terminal that controls the process
 
 
 def rendered(view: dict[str, Any], address: str, groups: int, width: int | None) -> Group:

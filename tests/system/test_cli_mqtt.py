@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -125,21 +126,24 @@ def test_a_listener_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatc
             mqttconnection.MqttConnection(Endpoint(at), None, "5")
 
 
-def test_a_subscriber_ends_when_its_node_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_subscriber_connects_again_when_its_node_is_back(tmp_path_factory: pytest.TempPathFactory) -> None:
     other = NodeProcess(tmp_path_factory.mktemp("other") / "data").start()
     try:
         mqtt = ("--mqtt", other.addresses["mqtt"])
-        assert run_penstock("pub", "a", "x", "--retain", *mqtt).returncode == 0
-        command = [sys.executable, "-m", "penstock", "sub", "a", *mqtt]
+        assert run_penstock("pub", "a", os.fsdecode(b"\xff\xfe"), "--retain", *mqtt).returncode == 0
+        command = [sys.executable, "-m", "penstock", "sub", "a", "--json", "--count", "2", *mqtt]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sub:
             assert sub.stdout is not None
-            assert sub.stdout.readline() == "a  x\n"
+            retained = {"topic": "a", "body": "//4=", "encoding": "base64"}
+            assert json.loads(sub.stdout.readline()) == retained
             other.kill()
-            _, told = sub.communicate(timeout=60)
+            other.start(*mqtt)
+            again, told = sub.communicate(timeout=60)
     finally:
         other.close()
-    assert sub.returncode == 1
-    assert "closed the connection" in told
+    assert (sub.returncode, json.loads(again)) == (0, retained)
+    assert told.count("\n") == 1
+    assert told.endswith("Connecting again.\n")
 
 
 @pytest.mark.parametrize("command", [("pop", "a", "--group", "g"), ("send", "a", "x"), ("group", "list"), ("timer", "count")])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +86,7 @@ def test_a_terminal_keeps_the_last_view_while_the_node_is_away(node: NodeProcess
         while text not in written:
             written += os.read(ours, 65_536)
 
+    mode = termios.tcgetattr(ours)
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         try:
@@ -95,8 +96,10 @@ def test_a_terminal_keeps_the_last_view_while_the_node_is_away(node: NodeProcess
             read_until(b"plant/#")
             node.start("--admin", node.addresses["admin"])
             read_until(b"Penstock ")
-            process.send_signal(signal.SIGINT)
+            os.write(ours, b"q")
             read_until(b"\x1b[?1049l")
+            assert process.wait(60) == 0
+            assert termios.tcgetattr(ours) == mode
         finally:
             process.kill()
             os.close(ours)
