@@ -91,16 +91,53 @@ def commands_page() -> str:
         "same variables and contexts for what they are not given. A command or client whose address comes from elsewhere "
         "takes nothing from the context, unless `--context` names it, so a token goes to its own node only.",
         _table(("Argument", "Variable", "Meaning"), _node_rows()),
-        "Two more arguments mean the same in each command that has them: `--json` prints one JSON object per line, and "
-        "`--limit` is the maximum number of rows.",
+        "Two more arguments mean the same in each command that has them: `--json` prints one JSON object per line, "
+        "where a body that is no UTF-8 is Base64 and the field `encoding` says so, and `--limit` is the maximum number of "
+        "rows.",
     ]
-    for command in _commands(parser):
-        own = [action for action in _actions(command) if not _is_shared(action, command)]
-        parts += [f"## {command.prog}", command.description or "", f"```\n{_usage(command)}\n```"]
-        rows = [(_argument(action), _help(action, command)) for action in own]
-        parts += [_table(("Argument", "Meaning"), rows)] if rows else []
-        parts += [_exclusion(group) for group in command._mutually_exclusive_groups]
+    for family in _choices(parser):
+        parts += [f"## {family.prog}", family.description or "", *_family(family)]
     return "\n\n".join(parts) + "\n"
+
+
+def _family(family: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the parts about a family: its actions, the arguments of all of them, and which of these exclude each other."""
+    commands = list(_commands(family))
+    if commands == [family]:
+        yield f"```\n{_usage(family, family.prog)}\n```"
+    else:
+        names = [command.prog.removeprefix(f"{family.prog} ") for command in commands]
+        yield _list((f"`{_usage(*each)}`", each[0].description or "") for each in zip(commands, names, strict=True))
+    if arguments := _arguments(family, commands, is_shared=False):
+        yield "Arguments:"
+        yield _list(arguments)
+    if shared := _arguments(family, commands, is_shared=True):
+        yield f"Shared arguments: {', '.join(f'{argument}{actions}' for argument, actions in shared)}."
+    yield from dict.fromkeys(_exclusion(group) for command in commands for group in command._mutually_exclusive_groups)
+
+
+def _arguments(
+    family: argparse.ArgumentParser, commands: list[argparse.ArgumentParser], *, is_shared: bool
+) -> list[tuple[str, str]]:
+    """Return the arguments of the commands of a family, each once, with the actions that have it if not all of them do.
+
+    Args:
+        family: the parser of the family.
+        commands: its actions, or the family itself.
+        is_shared: whether to return the arguments that the beginning of the page explains, without their meaning.
+    """
+    actions_by_row: dict[tuple[str, str], list[str]] = {}
+    for command in commands:
+        for action in _actions(command):
+            if _is_shared(action, command) is not is_shared or (is_shared and action.dest not in (*DEFAULTS, *SHARED)):
+                continue
+            row = (f"`{action.option_strings[0]}`", "") if is_shared else (_argument(action), _help(action, command))
+            actions_by_row.setdefault(row, []).append(command.prog.removeprefix(f"{family.prog} "))
+    rows = []
+    for (argument, text), actions in actions_by_row.items():
+        some = "" if len(actions) == len(commands) else f" ({', '.join(f'`{each}`' for each in actions)})"
+        rows.append((argument, some) if is_shared else (f"{argument}{some}", text))
+    return rows
 
 
 def _node_rows() -> Iterator[tuple[str, str, str]]:
@@ -122,38 +159,38 @@ SHARED = ("json", "limit")
 """Arguments outside of the group of the node that mean the same everywhere."""
 
 
+def _choices(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Return the commands or actions of a parser."""
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [command for action in nested for command in action.choices.values()]
+
+
 def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Yield the commands that have no commands of their own."""
-    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not nested:
+    if not _choices(parser):
         yield parser
-    for action in nested:
-        for command in action.choices.values():
-            yield from _commands(command)
+    for command in _choices(parser):
+        yield from _commands(command)
 
 
 def _actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in command._actions if not isinstance(action, argparse._HelpAction)]
 
 
-def _usage(command: argparse.ArgumentParser) -> str:
+def _usage(command: argparse.ArgumentParser, name: str) -> str:
     # argparse formats its usage differently from version to version of Python.
-    words = [command.prog]
-    shared = [action for action in _actions(command) if _is_shared(action, command)]
+    words = [name]
     for action in _actions(command):
         if action.option_strings:
             if action.required:
                 words.append(f"{action.option_strings[0]} {_metavar(action)}")
         else:
             words.append({"?": "[{}]", "*": "[{} ...]"}.get(str(action.nargs), "{}").format(_metavar(action)))
-    if any(action.option_strings and not action.required and action not in shared for action in _actions(command)):
-        words.append("[OPTION...]")
-    words += [f"[{action.option_strings[0]}]" for action in shared if action.dest in (*DEFAULTS, *SHARED)]
     return " ".join(words)
 
 
 def _metavar(action: argparse.Action) -> str:
-    if action.choices is not None:
+    if action.metavar is None and action.choices is not None:
         return "{" + ",".join(map(str, action.choices)) + "}"
     return str(action.metavar or action.dest.upper())
 
@@ -297,9 +334,19 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 
 
+def _list(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a list of names with their meanings."""
+    return "\n".join(f"- {name}: {_outside_code(meaning)}" for name, meaning in rows)
+
+
 def _cell(text: str) -> str:
     """Return the text of a cell. A bar would end it, and Markdown would take other characters outside of code for its own."""
-    parts = text.replace("|", "\\|").split("`")
+    return _outside_code(text.replace("|", "\\|"))
+
+
+def _outside_code(text: str) -> str:
+    """Return a text with escapes for what Markdown would take for its own."""
+    parts = text.split("`")
     return "`".join(part if number % 2 else _escaped(part) for number, part in enumerate(parts))
 
 

@@ -28,8 +28,7 @@ def add_to(commands: Commands) -> None:
     action = add_command(
         actions,
         "reload",
-        "Read the access file, the password file and the keys again. Clients that may no longer do what they do are stopped. "
-        "If a file is not valid, nothing changes.",
+        "Read the access file, the password file and the keys again, if all are valid. Clients that may do less are stopped.",
     )
     _finish(action, _reload)
 

@@ -33,8 +33,7 @@ def add_to(commands: Commands) -> None:
     backup.add_argument(
         "--link",
         action="store_true",
-        help="Link files that never change in place of copying them. DIR must be on the same file system, so this does not "
-        "protect from a failed disk.",
+        help="Link files that never change in place of copying them. DIR must be on the same file system.",
     )
     _add_shared(backup)
     backup.set_defaults(run=_backup)
@@ -53,16 +52,14 @@ def add_to(commands: Commands) -> None:
     verify = add_command(
         commands,
         "verify",
-        "Verify a backup, or the data directory of a stopped node: every byte and record, and that the index follows from the "
-        "log. The exit status is 1 if something is wrong.",
+        "Verify every byte and record of a backup or a stopped node's data directory. The exit status is 1 if any is wrong.",
     )
     verify.add_argument("directory", type=Path, metavar="DIR", help="Directory of the backup, or data directory of the node.")
     verify.add_argument(
         "--work-dir",
         type=Path,
         metavar="DIR",
-        help="Directory for an index that is built anew, which takes as much room as the stored one (the system's directory "
-        "for temporary files).",
+        help="Directory for an index that is built anew, as large as the stored one (that for temporary files).",
     )
     _add_shared(verify)
     verify.set_defaults(run=_verify)

@@ -24,7 +24,7 @@ def add_to(commands: Commands) -> None:
         choices=("show", "accept"),
         default="show",
         help="show prints both times and what the node does about a difference. accept takes the time of day for right at "
-        "once, without waiting for clock.confirm (%(default)s).",
+        "once (%(default)s).",
     )
     add_node(command, "data_dir")
     command.add_argument("--json", action="store_true", help="Print one JSON object.")

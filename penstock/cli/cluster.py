@@ -14,11 +14,10 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "action",
         choices=("create", "status", "move", "promote"),
-        help="create makes the data directory the first replica of the cluster that the section [replication] names; its node "
-        "must not run. Replicas with empty directories join it. status shows who leads, who is in sync and who is alive, as "
-        "the coordinator says. move lets the node of this configuration, which must lead, hand over to --replica, or to the "
-        "one that has most, and follow. promote lets --replica lead though it may lack acknowledged messages, when no "
-        "replica in sync can come back.",
+        help="create makes the data directory of a stopped node the first replica; replicas with empty directories join it. "
+        "status shows who leads, is in sync and is alive. move lets the node of this configuration, which must lead, hand over "
+        "to --replica, or to the one that has most. promote lets --replica lead, though it may lack acknowledged messages, "
+        "when no replica in sync can come back.",
     )
     command.add_argument("--config", required=True, help="Configuration with the section [replication].")
     command.add_argument(

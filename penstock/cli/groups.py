@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
                 "--start",
                 type=start,
                 default="earliest",
-                help="Where the group begins: earliest, latest, or a time as ISO 8601 or in ms since 1970 (%(default)s).",
+                help="Where the group begins: earliest, latest, or an instant (%(default)s).",
             )
         if name == "reset":
             to = action.add_mutually_exclusive_group(required=True)
@@ -62,9 +62,9 @@ def add_to(commands: Commands) -> None:
             to.add_argument(
                 "--time",
                 type=instant,
-                metavar="TIME",
+                metavar="INSTANT",
                 dest="time_ms",
-                help="Begin with messages stored at this time, as ISO 8601 or in ms since 1970.",
+                help="Begin with messages stored at this time.",
             )
             to.add_argument("--message-id", type=message_id, help="Begin with this message, or the next one if it is gone.")
         action.set_defaults(run=_run)

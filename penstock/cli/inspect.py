@@ -42,17 +42,17 @@ def add_to(commands: Commands) -> None:
         "--since",
         type=instant,
         default=0,
-        metavar="TIME",
+        metavar="INSTANT",
         dest="since_ms",
-        help="Only records stored at this time or later, as ISO 8601 or in ms since 1970.",
+        help="Only records stored at this time or later.",
     )
     log.add_argument(
         "--until",
         type=instant,
         default=0,
-        metavar="TIME",
+        metavar="INSTANT",
         dest="until_ms",
-        help="Only records stored at this time or before, as ISO 8601 or in ms since 1970.",
+        help="Only records stored at this time or before.",
     )
     _add_limit(log, "records")
     log.set_defaults(run=_log)
@@ -60,7 +60,7 @@ def add_to(commands: Commands) -> None:
     queues = add_command(
         things,
         "queues",
-        "Print the light queues as of the last flush of the index (every store.index_flush, and at a stop).",
+        "Print the light queues as of the last flush of the index.",
     )
     add_node(queues, "data_dir")
     queues.add_argument("--filter", default="", metavar="FILTER", help="Only the queues of exactly this filter.")

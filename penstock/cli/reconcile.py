@@ -49,9 +49,9 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--at",
         type=instant,
-        metavar="TIME",
+        metavar="INSTANT",
         dest="as_of_ms",
-        help="Show the log as it was then: an ISO 8601 time, or ms since 1970 (now if the node runs, else the last record).",
+        help="Show the log as it was then (now if the node runs, else the last record).",
     )
     command.add_argument(
         "--grace",
@@ -67,7 +67,7 @@ def add_to(commands: Commands) -> None:
         default=[],
         metavar="NAME",
         dest="groups",
-        help="Report only deliveries of this group. It may be given several times (all groups).",
+        help="Report only deliveries of this group. May be repeated (all groups).",
     )
     command.add_argument(
         "--topic",
@@ -75,14 +75,13 @@ def add_to(commands: Commands) -> None:
         default=[],
         metavar="FILTER",
         dest="topics",
-        help="Report only deliveries of messages whose topic this MQTT filter matches. It may be given several times (all "
-        "topics).",
+        help="Report only deliveries of messages that this topic filter matches. May be repeated (all topics).",
     )
     command.add_argument(
         "--check",
         action="store_true",
-        help="Compare the report with the counters of the running node on --admin. The exit status is 1 if a group differs, "
-        "and 7 if the node does not answer or writes another log.",
+        help="Compare the report with the running node on --admin. The exit status is 1 if a group differs, and 7 if the node "
+        "does not answer or writes another log.",
     )
     add_node(command, "data_dir", "admin")
     command.set_defaults(run=_run)

@@ -24,9 +24,8 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--forget-beginning",
         action="store_true",
-        help="If retention has dropped the beginning of the log, and neither the index nor a snapshot tells what it held, let "
-        "the log begin anew: sessions, groups, retained and delayed messages from before are lost. Without this option the "
-        "command changes nothing in this case.",
+        help="If nothing tells what the log held before its beginning, let it begin anew there: sessions, groups, retained and "
+        "delayed messages from before are lost. Without this option, the command changes nothing then.",
     )
     command.set_defaults(run=_run)
 

@@ -30,8 +30,7 @@ def add_to(commands: Commands) -> None:
     action = add_command(
         actions,
         "verify",
-        "Give a message to the listener of a push consumer, and print whether it succeeds. This is no delivery: groups do not "
-        "change. The exit status is 0 if it succeeds, else 1.",
+        "Give a message to the listener of a push consumer. Groups do not change. The exit status is 0 if it succeeds, else 1.",
     )
     _add_client(action)
     action.add_argument("message_id", type=message_id, help="Id of a stored message, as `penstock pop` prints it.")

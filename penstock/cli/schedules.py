@@ -50,8 +50,8 @@ def add_to(commands: Commands) -> None:
     create.add_argument("--template", action="store_true", help="Fill in {{occurrence}} and the like in the body.")
     create.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="Property of its messages.")
     create.add_argument("--tag", default="", help="Tag of its messages.")
-    create.add_argument("--start", type=instant, default=0, metavar="TIME", help="Nothing occurs before, as ISO 8601 (now).")
-    create.add_argument("--end", type=instant, default=0, metavar="TIME", help="Nothing occurs after, as ISO 8601.")
+    create.add_argument("--start", type=instant, default=0, metavar="INSTANT", help="Nothing occurs before (now).")
+    create.add_argument("--end", type=instant, default=0, metavar="INSTANT", help="Nothing occurs after.")
     create.add_argument("--count", type=count, default=0, help="End after so many messages.")
     create.add_argument(
         "--missed",

@@ -36,7 +36,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--anonymous",
         action="store_true",
-        help="Serve callers whom nothing authenticates, on all listeners, also beyond loopback. For networks that you trust.",
+        help="Serve callers whom nothing authenticates, also beyond loopback. For networks that you trust.",
     )
     command.add_argument(
         "--log-level", metavar="LEVEL", help="Least severe events to log: debug, info, warning or error (info)."

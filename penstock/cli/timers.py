@@ -56,9 +56,9 @@ def add_to(commands: Commands) -> None:
                 "--deliver-at",
                 type=instant,
                 default=0,
-                metavar="TIME",
+                metavar="INSTANT",
                 dest="deliver_at_ms",
-                help="Deliver it then, as ISO 8601 or in ms since 1970.",
+                help="Deliver it then.",
             )
         add_node(action, "target")
         action.set_defaults(run=_act)
@@ -74,10 +74,10 @@ def _add_query(command: argparse.ArgumentParser) -> None:
     """Add the options that say which pending messages are meant, besides their topics."""
     command.add_argument("--key", default="", help="Only messages with this key.")
     command.add_argument(
-        "--from", type=instant, default=0, metavar="TIME", dest="from_ms", help="Only those due then or later, as ISO 8601."
+        "--from", type=instant, default=0, metavar="INSTANT", dest="from_ms", help="Only those due then or later."
     )
     command.add_argument(
-        "--before", type=instant, default=0, metavar="TIME", dest="before_ms", help="Only those due before, as ISO 8601."
+        "--before", type=instant, default=0, metavar="INSTANT", dest="before_ms", help="Only those due before."
     )
     command.add_argument("--user", default="", help="Only those that this user has sent.")
     command.add_argument("--client-id", default="", metavar="ID", help="Only those that this client has sent over MQTT.")
