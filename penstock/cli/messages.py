@@ -38,7 +38,7 @@ def add_to(commands: Commands) -> None:
         default=0,
         metavar="TIME",
         dest="delay_ms",
-        help="Time until the message is delivered, such as 10min. (%(default)s).",
+        help="Time until the message is delivered, such as 10min (%(default)s).",
     )
     command.add_argument(
         "--key", default="", help="Key of a delayed message, which replaces the pending one of that key (none)."
@@ -66,7 +66,7 @@ def add_to(commands: Commands) -> None:
         default=0,
         metavar="TIME",
         dest="wait_ms",
-        help="Time to wait for the first message, such as 20s. (%(default)s).",
+        help="Time to wait for the first message, such as 20s (%(default)s).",
     )
     outcome = command.add_mutually_exclusive_group()
     outcome.add_argument(

@@ -15,7 +15,7 @@ from tests.waiting import PROCESS_S
 
 HIDE = """
 import sys
-sys.modules[sys.argv.pop(1)] = None
+sys.modules |= dict.fromkeys(sys.argv.pop(1).split())
 from penstock.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -59,6 +59,16 @@ def test_a_command_without_its_packages_says_what_installs_them(hidden: str, com
     shown = " ".join((ended.stdout + ended.stderr).split())  # A terminal may wrap the line.
     assert shown == f"penstock {command.split()[0]} needs {what}: {install_hint(extra)}."
     assert "Traceback" not in shown
+
+
+OF_NODE = """aiohttp amqtt argon2 cronsim cryptography dateutil fastcrc grpc_health grpc_reflection jwt numpy paho
+prometheus_client rich rocksdict structlog uvloop websockets"""
+
+
+def test_a_command_that_calls_a_node_over_grpc_needs_none_of_the_nodes_packages() -> None:
+    command = [sys.executable, "-c", HIDE, OF_NODE, "group", "list", "--target", "127.0.0.1:1"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S, check=False)
+    assert (ended.returncode, ended.stderr.partition(" answers")[0]) == (1, "penstock group: No gRPC listener of a node")
 
 
 def test_each_hinted_extra_exists() -> None:
