@@ -8,9 +8,7 @@ Whoever names a node without its context gets nothing else from a context: the t
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -137,6 +135,9 @@ class Contexts:
 
     def save(self) -> None:
         """Replace the file at once, for nobody else to read."""
+        import json
+        import tempfile
+
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         content = json.dumps({"current": self.current, "contexts": self.by_name}, indent=2) + "\n"
         handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=".contexts")  # has the mode 0600
@@ -153,6 +154,8 @@ class Contexts:
 
 def read_contexts() -> Contexts:
     """Return the contexts of the user. Raises SettingInvalid if their file can't be used."""
+    import json  # a client whose settings are all given does without
+
     configuration = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     file = Path(configuration, "penstock", "contexts.json")
     try:

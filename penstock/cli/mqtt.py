@@ -80,12 +80,12 @@ def _add_version(command: argparse.ArgumentParser) -> None:
 
 def _publish(options: argparse.Namespace) -> int:
     properties = _properties(options)
-    body = read_body(options.body)
+    user_password = login(options, "mqtt")  # first, since both may be on standard input
     publish(
         endpoint(options, "mqtt"),
-        login(options, "mqtt"),
+        user_password,
         options.topic,
-        body,
+        read_body(options.body),
         version=options.mqtt_version,
         qos=options.qos,
         retain=options.retain,
