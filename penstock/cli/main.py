@@ -71,8 +71,19 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
 REPLACED = {"recall": "penstock timer cancel", "client": "penstock rocketmq"}
 """What does the work of commands that were removed."""
 
-EXTRAS = {"pyarrow": "tables", "duckdb": "tables", "pyspark": "spark", "pandas": "spark", "shtab": "completion"}
-"""The extra that installs a package, of those that are not the node's."""
+_OF_NODE = (
+    "aiohttp amqtt argon2 cronsim cryptography dateutil fastcrc grpc_health grpc_reflection jwt numpy paho prometheus_client "
+    "rich rocksdict structlog uvloop websockets"
+)
+
+EXTRAS = dict.fromkeys(_OF_NODE.split(), "node") | {
+    "pyarrow": "tables",
+    "duckdb": "tables",
+    "pyspark": "spark",
+    "pandas": "spark",
+    "shtab": "completion",
+}
+"""The extra that installs a package. A worker needs none: what it lacks is a package of the application."""
 
 TRACEBACK = "PENSTOCK_TRACEBACK"
 """Environment variable with which an unexpected error shows where it comes from."""
@@ -96,18 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Another command, such as `head`, has read enough. What the interpreter flushes at its end goes nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "penstock"):
-            raise
-        _print_error(_what_installs(command or "", package))
-        return EXIT_USAGE
     except _expected_errors() as error:
         _print_error(f"penstock {command}: {_text_of(error)}")
         return EXIT_USAGE if isinstance(error, _usage_errors()) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and command != "worker" and (package := _package_of(error)) in EXTRAS:
+            _print_error(_what_installs(command or "", package))
+            return EXIT_USAGE
         if TRACEBACK in os.environ or command in PROCESSES:
             raise
         # Whoever runs a command at night can do nothing with a traceback, and reads past what it was about.
@@ -125,11 +133,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser: CommandParser = options.parser
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    for name, value in vars(options).items():
-        for text in value if isinstance(value, list) else (value,):
-            if isinstance(text, str) and not _is_utf8(text):
+    for action in parser._actions:
+        for text in _texts(getattr(options, action.dest, None)):
+            if not _is_utf8(text):
+                name = "/".join(action.option_strings) or action.dest
                 parser.error(f"argument {name}: {os.fsencode(text)!r} is not UTF-8. Set the terminal to UTF-8.")
     return options
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts of a parsed argument. Paths are none: the name of a file may be any bytes."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def _is_utf8(text: str) -> bool:
@@ -222,11 +240,15 @@ def _usage_errors() -> tuple[type[Exception], ...]:
     return (ConfigError, OptionInvalid, SettingInvalid)
 
 
+def _package_of(error: ModuleNotFoundError) -> str:
+    return (error.name or "").partition(".")[0]
+
+
 def _what_installs(command: str, package: str) -> str:
     """Return what to do about a package that is not installed."""
     from penstock.install import install_hint
 
-    extra = EXTRAS.get(package, "node")
+    extra = EXTRAS[package]
     needed = "the node's packages" if extra == "node" else package
     return f"penstock {command} needs {needed}: {install_hint(extra)}."
 

@@ -91,7 +91,9 @@ def test_every_module_can_be_imported_without_the_library_of_an_extra() -> None:
     ("names", "needs"),
     [
         (["popclient"], {"grpc", "google"}),
-        pytest.param(["inspect_log", "repair_log"], {"numpy", "rocksdict"}, marks=pytest.mark.nightly),
+        pytest.param(
+            ["inspect_log", "repair_log"], {"fastcrc", "numpy", "rich", "rocksdict", "structlog"}, marks=pytest.mark.nightly
+        ),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )

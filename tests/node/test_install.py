@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import EXTRAS
 from penstock.install import install_hint
 from tests.system.processes import ROOT
 from tests.waiting import PROCESS_S
@@ -61,18 +62,13 @@ def test_a_command_without_its_packages_says_what_installs_them(hidden: str, com
     assert "Traceback" not in shown
 
 
-OF_NODE = """aiohttp amqtt argon2 cronsim cryptography dateutil fastcrc grpc_health grpc_reflection jwt numpy paho
-prometheus_client rich rocksdict structlog uvloop websockets"""
-
-
 def test_a_command_that_calls_a_node_over_grpc_needs_none_of_the_nodes_packages() -> None:
-    command = [sys.executable, "-c", HIDE, OF_NODE, "group", "list", "--target", "127.0.0.1:1"]
+    command = [sys.executable, "-c", HIDE, " ".join(EXTRAS), "group", "list", "--target", "127.0.0.1:1"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert (ended.returncode, ended.stderr.partition(" answers")[0]) == (1, "penstock group: No gRPC listener of a node")
 
 
 def test_each_hinted_extra_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {"spark", "tables", "rocketmq", "fuzz", "plugins", "otel", "pydantic", "sqlalchemy"} <= project[
-        "optional-dependencies"
-    ].keys()
+    hinted = {"rocketmq", "fuzz", "plugins", "otel", "pydantic", "sqlalchemy", *EXTRAS.values()}
+    assert hinted <= project["optional-dependencies"].keys()

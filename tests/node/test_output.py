@@ -42,6 +42,7 @@ def test_json_is_one_object_a_line() -> None:
         (["inspect", "log", "--kind", "letter"], "'letter' is not a kind of record. The kinds are message,"),
         (["group", "create", "g", "a", "--backoff", "soon"], "'soon' is not a back-off"),
         (["pub", "a\udcff", "b"], "argument topic: b'a\\xff' is not UTF-8"),
+        (["pub", "a", "b", "--property", "unit=\udcff"], "argument --property: b'\\xff' is not UTF-8"),
         (["inspect", "quotas", "--resource", "x"], "'x' is not a resource. The resources are"),
         (["pub", "a", "b", "--never"], "unrecognized arguments: --never"),
     ],
