@@ -185,7 +185,7 @@ def _published(spark: SparkSession, directory: Path) -> Row:
     from penstock.spark import messages
 
     data_dir, config = directory / "sunk", directory / "sunk.toml"
-    config.write_text(f"[pop]\ndeduplication_ids_max = {2 * SINK_ROWS}\n")
+    config.write_text(f"[pop]\ndeduplication_ids_max = {10 * SINK_ROWS}\n")
     with penstock(data_dir, "--config", str(config)) as node:
         numbers = spark.range(0, SINK_ROWS, 1, 4)
         rows = numbers.select(

@@ -10,6 +10,8 @@ unit and its name without: `retention = "7d"`. `operator_name` makes the one nam
 
 The bounds apply to what an operator writes: `check_options` is called for a configuration that was read from a file. Code that
 creates the dataclass itself, such as a test with tiny segments, is not bound by them.
+
+An option has an operator with a reason to change it. What only engineers have a reason to change is declared with `bound`.
 """
 
 from __future__ import annotations
@@ -112,6 +114,19 @@ def option(
     return declared
 
 
+def bound(default: T, reason: str) -> T:
+    """Declare a field of an options dataclass that is a bound of the internals, and no option of an operator.
+
+    Tests and the simulation set it. Neither a file nor a variable does, and no reference lists it.
+
+    Args:
+        default: the value of every node.
+        reason: why there is such a bound, and why it has this value, for engineers.
+    """
+    declared: T = field(default=default, metadata={"reason": reason})
+    return declared
+
+
 _UNIT: Final = re.compile(r"(?<!_per)_(ms|s)(?=_|$)")
 """The unit of a duration in the name of a field. `messages_per_s` is a rate."""
 
@@ -121,6 +136,12 @@ _UNIT_MS: Final = {"ms": 1, "s": SECOND_MS}
 def operator_name(field_name: str) -> str:
     """Return the name by which operators know the option of a field: `invisible_max` for `invisible_ms_max`."""
     return _UNIT.sub("", field_name)
+
+
+def unit_ms_of(field_name: str) -> int:
+    """Return the milliseconds of the unit in the name of a field; 0 if the name has none."""
+    unit = _UNIT.search(field_name)
+    return _UNIT_MS[unit[1]] if unit else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +222,6 @@ def options_of(declaring: type[Any]) -> list[Option]:
     found = []
     for declared in fields(declaring):
         if "bounds" in declared.metadata:
-            unit = _UNIT.search(declared.name)
             found.append(
                 Option(
                     operator_name(declared.name),
@@ -209,7 +229,7 @@ def options_of(declaring: type[Any]) -> list[Option]:
                     hints[declared.name],
                     declared.default,
                     declared.metadata["bounds"],
-                    _UNIT_MS[unit[1]] if unit else 0,
+                    unit_ms_of(declared.name),
                 )
             )
     return found
@@ -299,20 +319,17 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClockOptions:
-    """The options of the section `[clock]`."""
+    """The section `[clock]`, and the bounds of the node's clock."""
 
-    confirm_ms: int = option(
+    confirm_ms: int = bound(
         10 * MINUTE_MS,
-        "Time for which a jump of the machine's time of day must last until the node takes the new time for right. "
-        "Until then the node's time goes on by itself, and retention by age waits. `penstock clock accept` confirms a jump at "
-        "once.",
-        minimum=SECOND_MS,
-        maximum=365 * DAY_MS,
+        "A time of day that has jumped is taken for right when the jump has lasted so long: a time server corrects a wrong one "
+        "sooner. `penstock clock accept` does not wait.",
     )
     gap_ms_max: int = option(
         DAY_MS,
-        "Time by which the time of day may be after the last known time when the node starts after a boot of the "
-        "machine. The node takes a longer gap for a jump of the time of day, which must be confirmed.",
+        "Longest time for which the machine may have been off when the node trusts the time of day at its start. After a "
+        "longer time, it waits ten minutes for that.",
         minimum=MINUTE_MS,
         maximum=3650 * DAY_MS,
     )
@@ -320,83 +337,58 @@ class ClockOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The options of the section `[store]`."""
+    """The section `[store]`, and the bounds of the store."""
 
     segment_bytes: int = option(
         256 * MIB,
-        "Bytes of a CommitLog segment. No record can be larger than a segment.",
+        "Size of a segment of the log. Retention deletes whole segments, and no record is larger than one.",
         minimum=MIB,
         maximum=4 * GIB,
     )
     flush: Literal["sync", "async"] = option(
         "sync",
-        'When a publisher gets its acknowledgement. With "sync" it comes after the fdatasync that makes the message '
-        'durable. With "async" it comes after the write, so that a crash of the machine (not of the process) can lose '
-        "acknowledged messages.",
+        'When publishers get their acknowledgement: "sync" is after the fdatasync, "async" after the write, so that a crash of '
+        "the machine can lose acknowledged messages.",
     )
-    sync_in: Literal["process", "thread"] = option(
+    sync_in: Literal["process", "thread"] = bound(
         "process",
-        'Where fdatasync is called: in a separate "process", which takes 10 MiB of memory, or in a "thread" of the node. A '
-        "thread must wait for the interpreter after each sync, which lowers the throughput of many publishers at QoS 1 by "
-        "about a fifth.",
+        "Where fdatasync is called. A thread must wait for the interpreter after each sync (`python -m bench store --only "
+        "synced`). A node within a test of a user has a thread, because it comes and goes often.",
     )
     reserve_bytes: int = option(
         GIB,
-        "Bytes of the disk to keep free. With less free space the node is read-only: it refuses new messages, queues and "
-        "groups, while stored messages can be consumed and acknowledged. The smaller of this and store.reserve_percent "
-        "applies. 0 means no reserve.",
+        "Free space to keep on the disk, and never more than 5 percent of it. With less the node is read-only.",
         minimum=0,
     )
-    reserve_percent: int = option(
-        5,
-        "Percent of the disk to keep free if that is less than store.reserve_bytes. It makes small disks usable.",
-        minimum=0,
-        maximum=50,
-    )
-    ballast_bytes: int = option(
+    reserve_percent: int = bound(5, "Percent of the disk that the reserve takes at most, so that small disks are usable.")
+    ballast_bytes: int = bound(
         96 * MIB,
-        "Largest size in bytes of the file `ballast`, which takes room besides the reserve. A start on a disk without a free "
-        "byte deletes it, and the node creates it again when there is room. It is no larger than the log, nor than 1/16 of the "
-        "disk. 0 means no such file.",
-        minimum=0,
-        maximum=16 * GIB,
+        "Size of a file that takes room besides the reserve. A start on a disk without a free byte deletes it: recovery and "
+        "the first flush of the index need about that much. 0 means no such file.",
     )
-    index_flush_bytes: int = option(
-        128 * MIB,
-        "Bytes of log after which the RocksDB index is flushed. A start replays at most about this much log.",
-        minimum=MIB,
-        maximum=16 * GIB,
-    )
+    index_flush_bytes: int = bound(128 * MIB, "Log after which the index is flushed, so that a start replays about as much.")
     index_flush_ms: int = option(
         30 * SECOND_MS,
-        "Time after which the RocksDB index is flushed if anything was written since the last flush.",
+        "Interval at which the index is flushed: `penstock inspect` shows its state then, and a start replays what came after.",
         minimum=100,
         maximum=HOUR_MS,
     )
     retention_ms: int = option(
         72 * HOUR_MS,
-        "Time for which records are kept at least. Segments are deleted as a whole, so some records are kept up to a "
-        "quarter longer. 0 means that records never expire by age.",
+        "Time for which records are kept at least. 0 keeps them for ever.",
         minimum=0,
         maximum=CENTURY_MS,
     )
     retention_bytes: int = option(
         0,
-        "Bytes of log above which the oldest segments are deleted, whatever their age. Copies of records that outlive "
-        "retention (`copied_bytes_max`) don't count, and the open segment is never deleted. 0 means no limit.",
+        "Size of the log above which the oldest segments are deleted, whatever their age. 0 means no limit.",
         minimum=0,
     )
     copied_bytes_max: int = option(
         16 * GIB,
-        "Bytes of records that may outlive retention because they are still needed: pending delayed messages, unacknowledged "
-        "deliveries, retained messages. Above this limit no segment is deleted.",
+        "Maximum size of records that outlive retention because they are needed, such as delayed, unacknowledged and retained "
+        "messages. Beyond it no segment is deleted.",
         minimum=0,
-    )
-    route_cache_max: int = option(
-        100_000,
-        "Maximum number of topics whose matching queues are kept in memory.",
-        minimum=1,
-        maximum=10_000_000,
     )
     queues_max: int = option(
         1_000_000,
@@ -404,15 +396,8 @@ class StoreOptions:
         minimum=1,
         maximum=100_000_000,
     )
-    topic_levels_max: int = option(
-        128,
-        "Maximum number of levels of a topic or of a topic filter.",
-        minimum=1,
-        maximum=32_768,
-    )
-    topic_bytes_max: int = option(
-        4096,
-        "Maximum number of bytes of a topic or of a topic filter in UTF-8. MQTT itself allows at most 65535.",
-        minimum=16,
-        maximum=65_535,
+    route_cache_max: int = bound(100_000, "Topics whose matching queues are kept in memory, in some 600 bytes each.")
+    topic_levels_max: int = bound(128, "Levels of a topic or filter. Matching a topic costs a step for each level.")
+    topic_bytes_max: int = bound(
+        4096, "Bytes of a topic or filter. MQTT allows 65,535, which keys of the index have no use for."
     )

@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from typing import Final, Literal
 
 from penstock.store.causer import IPV6_PREFIX, LOCAL, source_of
-from penstock.store.options import GIB, MIB, OptionInvalid, option
+from penstock.store.options import GIB, MIB, OptionInvalid, bound, option
 
 _PATTERN: Final = frozenset("*?[")
 """Characters that make a name a pattern."""
@@ -16,11 +16,11 @@ _COUNT_MAX: Final = 1_000_000_000
 
 
 def _quota(what: str) -> int:
-    return option(0, f"Maximum number of {what}. 0 means the share of what is free.", minimum=0, maximum=_COUNT_MAX)
+    return option(0, f"Maximum number of {what}. 0: the share.", minimum=0, maximum=_COUNT_MAX)
 
 
 def _quota_bytes(what: str) -> int:
-    return option(0, f"Maximum number of bytes of {what}. 0 means the share of what is free.", minimum=0, maximum=1024 * GIB)
+    return option(0, f"Maximum bytes of {what}. 0: the share.", minimum=0, maximum=1024 * GIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class QuotaLimitOptions:
 
     of: Literal["tenant", "user", "source", "client"] = option(
         "client",
-        "What the limits apply to. Each tenant, user, source or client with a fitting name has these limits for itself.",
+        "What the limits apply to. Each one with a fitting name has these limits for itself.",
     )
     name: str = option(
         "*",
-        'Pattern of the names, with *, ? and [...] as in file names. A source is an IPv4 address such as "192.0.2.1", an IPv6 '
-        'network such as "2001:db8::/64", or "local" for loopback addresses and Unix sockets.',
+        'Pattern of the names, with *, ? and [...]. A source is an IPv4 address, an IPv6 network such as "2001:db8::/64", or '
+        '"local".',
     )
     queues: int = _quota("light queues")
     sessions: int = _quota("stored sessions")
@@ -78,41 +78,24 @@ class QuotaOptions:
 
     share_percent: int = option(
         100,
-        "Percent of what is free that one user, or one source of clients without a user name, may hold. With 100 it is refused "
-        "when it holds as much as is left for all others, so it gets half of a limit of the node at most. What it may still "
-        "take counts as free for each of its sources, and what a source may still take for each of its clients. 0 means that "
-        "only limits of the node and of `[[quotas.limits]]` apply.",
+        "Percent of what is free that one user, or one source of clients without a user name, may hold. With 100 it gets half "
+        "of a limit of the node at most. 0 switches the share off.",
         minimum=0,
         maximum=100,
     )
-    share_from: int = option(
-        100,
-        "Number of things of a kind, such as sessions, that a client, source or user may hold whatever the share of what is "
-        "free, as long as the node has room.",
-        minimum=0,
-        maximum=_COUNT_MAX,
-    )
-    share_from_bytes: int = option(
-        16 * MIB,
-        "The same in bytes, for retained and delayed messages and for schedules.",
-        minimum=0,
-        maximum=1024 * GIB,
-    )
     tenant: Literal["none", "user", "topic"] = option(
         "none",
-        'What names a tenant: "user" means the part of the user name before `tenant_separator`, and "topic" the first level of '
-        "the topic or filter. A tenant has a share of what is free like a user. Users are part of their tenant, but not of the "
-        'tenants of topics, which are counted beside them. "none" means that there are no tenants.',
+        'What names a tenant: the part of the user name before `tenant_separator` ("user"), or the first level of the topic. A '
+        "tenant has a share like a user.",
     )
-    tenant_separator: str = option(
-        "/",
-        "What ends the name of the tenant in a user name. A user whose name has no separator has no tenant.",
-    )
+    tenant_separator: str = option("/", "What ends the name of the tenant in a user name.")
     limits: tuple[QuotaLimitOptions, ...] = option(
         (),
         "Limits of certain tenants, users, sources or clients, in place of the share of what is free. The first table that "
         "fits and has a limit for the resource applies.",
     )
+    share_from: int = bound(100, "Things of a kind that anybody may hold whatever the share, so that no device meets it.")
+    share_from_bytes: int = bound(16 * MIB, "The same in bytes, for retained and delayed messages and for schedules.")
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if a value makes no sense."""

@@ -80,8 +80,8 @@ class Blocker(StrEnum):
     """A replica gets the snapshot at the beginning of the log: as long as it acknowledges what it gets, and for
     `penstock.cluster.followers.HOLD_S` more."""
     TABLES = "tables"
-    """The Parquet tables don't have the segments yet: for `tables.lag_bytes_max` of the log at most, and until the disk is
-    nearly full."""
+    """The Parquet tables don't have the segments yet: for `TablesOptions.lag_bytes_max` of the log at most, and until the
+    disk is nearly full."""
     BACKFILL = "backfill"
     """A new queue gets the entries of messages in the segments. It reads the log once. Queues that are declared meanwhile begin
     after what goes."""
@@ -97,7 +97,7 @@ _WHY = {
     Blocker.BACKUP: "a backup copies the segments; they go when it has ended",
     Blocker.FOLLOWER: "a replica gets the snapshot where the log begins; the segments go when it has it",
     Blocker.TABLES: "the Parquet tables don't have the segments yet; they go when the tables have them, or when the tables are "
-    "tables.lag_bytes_max behind; if the log says tables.failed, mend what it names",
+    "4 GiB behind; if the log says tables.failed, mend what it names",
     Blocker.BACKFILL: "a new queue is filled with messages from the segments; they go when it is full",
     Blocker.DISK: "the disk has no room for copies of the records that are still needed; free or add space",
     Blocker.WORK: "snapshots of the index and copies of needed records take longer than segments take to fill; raise "

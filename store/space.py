@@ -237,7 +237,7 @@ class Space:
                 where, usage, reserve = self._index_dir or where, self.index_usage, self._reserve_of(self.index_usage)
             found = (
                 f"the file system of {where} has {usage.free // MIB} MiB free, and the reserve is {reserve // MIB} MiB "
-                "(store.reserve_bytes, store.reserve_percent)"
+                "(store.reserve_bytes, or 5 percent of a small disk)"
             )
         return f"{found}: {stored} until there is more; free or add space there"
 

@@ -773,7 +773,7 @@ class Store:
             on_durable: called when more of the log is on disk, with replication. Then only `commit_to` says what is committed.
 
         Raises:
-            OSError: the process that syncs the log can't be started (`store.sync_in`).
+            OSError: the process that syncs the log can't be started (`StoreOptions.sync_in`).
         """
         self._loop = loop
         self._on_failure = on_failure

@@ -2,7 +2,7 @@
 
 When the call returns, a thread needs the interpreter, which the event loop holds. The loop releases it for each system
 call, but takes it back before the thread has woken up. So a sync in a thread takes longer than the disk needs, and waking
-the thread in vain costs time of the loop (compare `store.sync_in` with `python -m bench store --only synced`). A process
+the thread in vain costs time of the loop (compare both with `python -m bench store --only synced`). A process
 has its own interpreter.
 """
 
@@ -129,7 +129,7 @@ class SyncProcess:
                 self._end.close()
                 raise OSError(
                     error.errno,
-                    f'the process that syncs the log can\'t be started: {error}; set store.sync_in = "thread"',
+                    f"the process that syncs the log can't be started: {error}; let the machine run more processes",
                 ) from error
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
@@ -208,4 +208,4 @@ SYNCS: Final[dict[str, MakeSync]] = {
     "process": SyncProcess,
     "thread": SyncThread,
 }
-"""Classes by the value of the option `store.sync_in`."""
+"""Classes by the value of `StoreOptions.sync_in`."""

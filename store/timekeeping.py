@@ -5,9 +5,9 @@ The node's time goes on by the time since boot (`store.clock`). Once a second it
 - A difference of at most `SLEW_MS_MAX` is slewed: the clock runs a tenth faster or slower until it is gone.
 - A larger one is a *jump*. The node's time goes on undisturbed, and the jump is unconfirmed. When the time of day returns, the
   jump is over, and nothing has happened.
-- A jump is confirmed when it has lasted for `clock.confirm`, or when an operator says so. Then a forward jump is stepped:
-  a record of kind CLOCK_STEPPED says so (`store.clocksteps`). A backward jump is approached by running a tenth slower, because
-  the node's time never goes back and never stands still.
+- A jump is confirmed when it has lasted for `ClockOptions.confirm_ms`, or when an operator says so. Then a forward jump is
+  stepped: a record of kind CLOCK_STEPPED says so (`store.clocksteps`). A backward jump is approached by running a tenth slower,
+  because the node's time never goes back and never stands still.
 
 While a jump is unconfirmed, retention by age waits, because it can't be undone.
 
@@ -208,7 +208,7 @@ class Timekeeping:
         self._is_steering = True
         found = self._compare("clock.jump")
         if self._jump is not None and found.boot_ns - self._jump.since_ns >= self._options.confirm_ms * MS_NS:
-            self._confirm(found, why="it has lasted for clock.confirm")
+            self._confirm(found, why="it has lasted for ten minutes")
         self._note()
 
     def _compare(self, event: str) -> Instant:

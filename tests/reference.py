@@ -65,7 +65,9 @@ def _options_table(options: Any) -> str:
     for option in options_of(options):
         if is_dataclass(option.listed):
             continue
-        allowed = describe_allowed(option)
+        allowed = describe_allowed(option).removeprefix("an integer ").removeprefix("a duration ")
+        if option.hint in (str, bool, Path):
+            allowed = ""
         if option.bounds.at_most:
             allowed += f", at most `{operator_name(option.bounds.at_most)}`"
         rows.append((f"`{option.name}`", f"`{toml_of(option.written(option.default))}`", allowed, option.bounds.doc))

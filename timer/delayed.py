@@ -126,7 +126,7 @@ class DelayedMessages:
         self._damaged: list[tuple[int, int]] = []
         self._are_ranges_changed = False
         store.ledger.limit(Resource.DELAYED, options.pending_max, "timer.pending_max")
-        store.ledger.limit(Resource.DELAYED_BYTES, options.pending_bytes_max, "timer.pending_bytes_max")
+        store.ledger.limit(Resource.DELAYED_BYTES, options.pending_bytes_max, "timer.pending_max")
         store.retention.on_dropped.append(self._forget_dropped)
         self.fired = 0
         self.cancelled = 0
@@ -162,7 +162,7 @@ class DelayedMessages:
             topic: of the message.
 
         Raises:
-            LimitExceeded: `timer.pending_max` messages or `timer.pending_bytes_max` bytes are pending, or the causer may have
+            LimitExceeded: `timer.pending_max` messages, or as many bytes as they may have, are pending, or the causer may have
                 no more.
         """
         ledger = self._store.ledger

@@ -56,7 +56,7 @@ class TimerKeys:
 
     def __init__(self, store: Store, options: TimerOptions) -> None:
         self._ledger = store.ledger
-        self._ledger.limit(Resource.TIMER_KEYS, options.keys_max, "timer.keys_max")
+        self._ledger.limit(Resource.TIMER_KEYS, options.keys_max, "timer.pending_max")
         self._positions: dict[bytes, int] = {}
         self._keyed: dict[int, _KeyedMessage] = {}
         """Pending messages with a key, by position."""
@@ -85,7 +85,7 @@ class TimerKeys:
             replaces: position of the message that it replaces, if any.
 
         Raises:
-            LimitExceeded: `timer.keys_max` messages have a key, or the causer may have no more.
+            LimitExceeded: a tenth of `timer.pending_max` messages have a key, or the causer may have no more.
         """
         replaced = self._keyed.get(replaces) if replaces is not None else None
         if replaced is None or replaced.account != causer.account:

@@ -121,9 +121,7 @@ class ScheduleDefinition:
                 f"the schedule has {' and '.join(rules) or 'no rule'}; give one of every_ms, cron and rrule"
             )
         if self.every_ms and not every_ms_min <= self.every_ms <= 10 * YEAR_MS:
-            raise RecurrenceInvalid(
-                f"every_ms is {self.every_ms}; use {every_ms_min} (timer.schedule_every_min) to {10 * YEAR_MS}"
-            )
+            raise RecurrenceInvalid(f"every_ms is {self.every_ms}; use {every_ms_min} to {10 * YEAR_MS}")
         for field_name, value, maximum in (
             ("start_ms", self.start_ms, INSTANT_MS_MAX),
             ("end_ms", self.end_ms, INSTANT_MS_MAX),

@@ -93,7 +93,7 @@ class Schedules:
             store.now_ms, self._fire, fire_max=options.fire_max, tick_ms=options.tick_ms, start_ms=0
         )
         store.ledger.limit(Resource.SCHEDULES, options.schedules_max, "timer.schedules_max")
-        store.ledger.limit(Resource.SCHEDULES_BYTES, options.schedules_bytes_max, "timer.schedules_bytes_max")
+        store.ledger.limit(Resource.SCHEDULES_BYTES, options.schedules_bytes_max, "timer.schedules_max")
         self.sent = 0
         """Number of messages that schedules have sent since the start."""
         self.failed = 0
@@ -129,7 +129,7 @@ class Schedules:
 
         Raises:
             RecurrenceInvalid: it is not valid, or has no occurrence in the future.
-            LimitExceeded: `timer.schedules_max`, `timer.schedules_bytes_max` or a quota is reached.
+            LimitExceeded: `timer.schedules_max`, the bytes that as many may have, or a quota is reached.
             TopicInvalid, DiskFull: as `Router.route` and `Store.append` raise them.
         """
         store, now_ms = self._store, self._store.now_ms()

@@ -7,7 +7,7 @@ lookup. Without plugins a client has no `Permissions`, and nothing is asked.
 
 No answer is neither a yes nor a no. If a plugin takes too long, fails or can't tell, or if too many questions wait, a client
 that connects is told that the server is busy. A packet waits, and the plugins are asked again, until the connection closes
-after `mqtt.access.unanswered`; nothing is acknowledged meanwhile. A delivery keeps its cursor. No such outcome is kept.
+after `AccessOptions.unanswered_ms`; nothing is acknowledged meanwhile. A delivery keeps its cursor. No such outcome is kept.
 """
 
 from __future__ import annotations

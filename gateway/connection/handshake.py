@@ -274,7 +274,7 @@ class Handshake(Generic[C]):
         found: PropertyValues = {
             Property.RECEIVE_MAXIMUM: options.inflight_max,
             Property.MAXIMUM_PACKET_SIZE: options.packet_bytes_max,
-            Property.SHARED_SUBSCRIPTION_AVAILABLE: int(options.shared == "on"),
+            Property.SHARED_SUBSCRIPTION_AVAILABLE: int(options.shared_max > 0),
         }
         if options.topic_alias_max:
             found[Property.TOPIC_ALIAS_MAXIMUM] = options.topic_alias_max

@@ -42,8 +42,6 @@ class Subscribing:
         self._counters = counters
         self._logbook = logbook
         self._options = options
-        self._tells_forbidden = options.access.denied_subscription == "not-authorized"
-        """Whether a client of MQTT 5.0 is told that the plugins forbid a filter."""
 
     def subscribe(self, subscriptions: ClientSubscriptions, permissions: Permissions | None, body: bytes) -> Answering:
         """Add the subscriptions that a SUBSCRIBE asks for, one in each step; return the SUBACK.
@@ -90,10 +88,11 @@ class Subscribing:
         granted += [beyond] * (len(wish.filters) - len(granted))
         return encode_suback(wish.packet_id, granted, is_v5)
 
-    def _reason(self, error: StoreError) -> int:
+    @staticmethod
+    def _reason(error: StoreError) -> int:
         """Return the reason code of MQTT 5.0 for a filter that was refused."""
         if isinstance(error, SubscriptionForbidden):
-            return ReasonCode.NOT_AUTHORIZED if self._tells_forbidden else SUBACK_FAILURE
+            return ReasonCode.NOT_AUTHORIZED
         if isinstance(error, SharedUnavailable):
             return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED

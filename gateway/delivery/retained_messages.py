@@ -145,7 +145,7 @@ class RetainedMessages:
             is_delayed: it is retained later, besides the one that its topic has until then.
 
         Raises:
-            LimitExceeded: `mqtt.retained_max` messages or `mqtt.retained_bytes_max` bytes are retained, or the causer may have
+            LimitExceeded: `mqtt.retained_max` messages, or as many bytes as they may have, are retained, or the causer may have
                 no more.
         """
         ledger, name = self._ledger, topic.decode()

@@ -249,7 +249,7 @@ class ShareGroup:
         poll = Poll(self._loop.create_future(), room, self._ack_timeout_ms)
         try:
             self._polls.add(poll, self.group)
-        except Overloaded:  # `pop.waiters_max` polls wait. Those of gRPC clients end after a while.
+        except Overloaded:  # `PopOptions.waiters_max` polls wait. Those of gRPC clients end after a while.
             self._retry_later()
             return
         self._poll = poll

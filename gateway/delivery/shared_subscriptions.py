@@ -61,7 +61,7 @@ class SharedSubscriptions:
         space: tells when a full disk has room again.
         ledger: is charged for each group.
         counters: of the gateway.
-        is_enabled: whether clients may subscribe (`mqtt.shared`).
+        is_enabled: whether clients may subscribe (`mqtt.shared_max` is above 0).
         groups_max: filters that may be shared at once (`mqtt.shared_max`).
         ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout`).
     """
@@ -114,7 +114,7 @@ class SharedSubscriptions:
     def check_enabled(self) -> None:
         """Raise SharedUnavailable if shared subscriptions are switched off."""
         if not self._is_enabled:
-            raise SharedUnavailable('Shared subscriptions are switched off. Set mqtt.shared to "on" to allow them.')
+            raise SharedUnavailable("Shared subscriptions are switched off. Raise mqtt.shared_max to allow them.")
 
     def group_for(self, shared_filter: str, causer: Causer = NODE) -> ShareGroup:
         """Return the share group of a filter with `$share/`, for a client to become a member of.

@@ -31,8 +31,8 @@ class PacketTooLarge(ProtocolError):
     def __init__(self, packet_bytes: int, packet_bytes_max: int, topic: bytes) -> None:
         """`topic` is what has come of the topic of a PUBLISH; otherwise empty."""
         super().__init__(
-            f"A packet announces {packet_bytes} bytes. Send {packet_bytes_max} at most: see mqtt.packet_bytes_max, "
-            f"and mqtt.connect_bytes_max for a CONNECT.{f' It is a PUBLISH to {excerpt(topic)}.' if topic else ''}",
+            f"A packet announces {packet_bytes} bytes. Send {packet_bytes_max} at most: a PUBLISH has room for "
+            f"mqtt.message_bytes_max, and a CONNECT for less.{f' It is a PUBLISH to {excerpt(topic)}.' if topic else ''}",
             ReasonCode.PACKET_TOO_LARGE,
         )
 
@@ -40,8 +40,8 @@ class PacketTooLarge(ProtocolError):
 class TooManyFields(ProtocolError):
     """Raised when a packet has more user properties or topic filters than the server accepts, before it parses them all."""
 
-    def __init__(self, kind: str, most: int, fields: str, option: str) -> None:
-        super().__init__(f"A {kind} has more than {most} {fields}: see {option}.", ReasonCode.QUOTA_EXCEEDED)
+    def __init__(self, kind: str, most: int, fields: str) -> None:
+        super().__init__(f"A {kind} has more than {most} {fields}. Send fewer in each.", ReasonCode.QUOTA_EXCEEDED)
 
 
 class PacketIdMissing(ProtocolError):

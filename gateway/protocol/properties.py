@@ -205,7 +205,7 @@ def parse_properties(raw: bytes, packet: int, user_properties_max: int = REMAINI
             listed.append(value)
             if len(listed) > user_properties_max:
                 what = "user properties" if property == Property.USER_PROPERTY else "subscription identifiers"
-                raise TooManyFields(_name(packet), user_properties_max, what, "mqtt.user_properties_max")
+                raise TooManyFields(_name(packet), user_properties_max, what)
         else:
             values[property] = value
     return values

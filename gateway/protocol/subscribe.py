@@ -116,7 +116,7 @@ def _check_count(body: bytes, at: int, kind: int, most: int) -> None:
             return
         at += beyond + (body[at] << 8 | body[at + 1])
     if at < end:
-        raise TooManyFields(NAMES[kind], most, "topic filters", "mqtt.packet_filters_max")
+        raise TooManyFields(NAMES[kind], most, "topic filters")
 
 
 def _check_options(topic_filter: str, options: int, is_v5: bool) -> None:

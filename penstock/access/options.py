@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.store.options import HOUR_MS, SECOND_MS, OptionInvalid, option
+from penstock.store.options import OptionInvalid, bound, option
 
 SYMMETRIC: Final = ("HS256", "HS384", "HS512")
 ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -24,50 +24,17 @@ class TokenOptions:
 
     algorithms: tuple[str, ...] = option(
         (),
-        "Algorithms by which a token may be signed, such as RS256, ES256, EdDSA or HS256. Whatever a token says, no other is "
-        "accepted. If empty, no token is accepted.",
+        "Algorithms by which a token may be signed, such as ES256 or HS256. If empty, no token is accepted.",
     )
-    key_file: str = option(
-        "",
-        "File with the public key in PEM; for HS256, HS384 and HS512 with the secret, of at least 32 bytes.",
-    )
-    jwks_file: str = option(
-        "",
-        "File with a JSON Web Key Set, whose keys are found by the key id of a token.",
-    )
-    jwks_url: str = option(
-        "",
-        "URL of a JSON Web Key Set, https or on loopback. The node fetches it at its start and every `jwks_refresh`, and "
-        "keeps the last one if that fails.",
-    )
-    jwks_refresh_s: int = option(
-        300,
-        "Time between two fetches of `jwks_url`. A key that the authority withdraws is accepted for so long.",
-        minimum=1,
-        maximum=24 * HOUR_MS // SECOND_MS,
-    )
-    issuer: str = option(
-        "",
-        "What the claim `iss` must be. If empty, it may be anything.",
-    )
-    audience: str = option(
-        "",
-        "What the claim `aud` must be or contain. If empty, it may be anything.",
-    )
-    leeway_s: int = option(
-        30,
-        "Time by which the clocks of node and authority may differ. A token holds for so much longer.",
-        minimum=0,
-        maximum=HOUR_MS // SECOND_MS,
-    )
-    user_claim: str = option(
-        "sub",
-        "Claim with the user name.",
-    )
-    roles_claim: str = option(
-        "roles",
-        "Claim with the roles: a list, or names with spaces between them.",
-    )
+    key_file: str = option("", "File with the public key in PEM; for HS256, HS384 and HS512 with the secret.")
+    jwks_file: str = option("", "File with a JSON Web Key Set.")
+    jwks_url: str = option("", "URL of a JSON Web Key Set, https or on loopback, which is fetched every five minutes.")
+    issuer: str = option("", "What the claim `iss` must be. If empty, it may be anything.")
+    audience: str = option("", "What the claim `aud` must be or contain. If empty, it may be anything.")
+    user_claim: str = option("sub", "Claim with the user name.")
+    roles_claim: str = option("roles", "Claim with the roles: a list, or names with spaces between them.")
+    jwks_refresh_s: int = bound(300, "Time between two fetches of `jwks_url`. A withdrawn key is accepted for so long.")
+    leeway_s: int = bound(30, "Time by which the clocks of node and authority may differ. A token holds for so much longer.")
 
     @property
     def is_symmetric(self) -> bool:
@@ -101,24 +68,20 @@ class AccessControlOptions:
 
     file: str = option(
         "",
-        "TOML file with the rules, roles and principals: who may publish, subscribe, receive, send, pop, consume and "
-        "administrate what. The guide Access control explains it. If empty, callers over gRPC may do everything, and over MQTT "
-        "the plugins decide alone.",
+        "TOML file with the rules: who may publish, subscribe, send, pop, consume and administrate what. The guide Access "
+        "control explains it.",
     )
     password_file: str = option(
         "",
-        "File with a line NAME:HASH for each user that may log in over MQTT. `penstock user` writes it.",
+        "File with the users that may log in over MQTT. `penstock user` writes it.",
     )
     audit_file: str = option(
         "",
-        "File to which the node appends who connected, was refused or denied, and who changed what: a JSON object a line. On "
-        "SIGHUP it is opened anew, so that it can be rotated. If empty, there is none.",
+        "File to which the node appends who connected, was refused, or changed what. On SIGHUP it is opened anew.",
     )
-    audit_lines_per_s: int = option(
+    audit_lines_per_s: int = bound(
         100,
-        "Maximum number of lines per second of one event, such as denied, in the audit file. Beyond it, each kind of it, "
-        "such as a method or a reason, has a tenth of that for itself. The file states how many lines were left out.",
-        minimum=1,
-        maximum=100_000,
+        "Lines per second of one event in the audit file, so that an attacker can't fill the disk. Each kind of the event has "
+        "a tenth of that for itself, and the file states how many lines were left out.",
     )
     jwt: TokenOptions = TokenOptions()

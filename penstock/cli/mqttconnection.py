@@ -126,7 +126,7 @@ class MqttConnection:
         if size > self._packet_bytes_max:
             raise ValueError(
                 f"Topic and body have {size:,} bytes, and the node on {self._node.address} takes packets of at most "
-                f"{self._packet_bytes_max:,}: see its option mqtt.packet_bytes_max."
+                f"{self._packet_bytes_max:,}: see its option mqtt.message_bytes_max."
             )
         self.wait_until_sent(self._in_flight_max - 1)
         self._unsent += 1

@@ -20,44 +20,26 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class ReplicationOptions:
     """The section `[replication]`: replicas of this node's data on other machines."""
 
-    cluster: str = option(
-        "",
-        "Name of the cluster, the same on all its nodes: letters, digits, dots, dashes and underscores. If empty, the node is "
-        "not replicated.",
-    )
-    coordinator: tuple[str, ...] = option(
-        (),
-        "Addresses HOST:PORT of the members of etcd, version 3.4 or later, by which the nodes agree who leads.",
-    )
-    listen: HostPort = option(
-        HostPort("127.0.0.1", 7650),
-        "Address on which the node takes connections of other replicas.",
-    )
-    advertise: str = option(
-        "",
-        "Address HOST:PORT at which other replicas reach that listener. If empty, it is that of `listen`.",
-    )
+    cluster: str = option("", "Name of the cluster, the same on all its nodes. If empty, the node is not replicated.")
+    coordinator: tuple[str, ...] = option((), "HOST:PORT of each member of etcd, version 3.4 or later.")
+    listen: HostPort = option(HostPort("127.0.0.1", 7650), "Address of the listener for other replicas.")
+    advertise: str = option("", "HOST:PORT at which other replicas reach that listener. If empty, it is that of `listen`.")
     relay: Literal["on", "off"] = option(
         "on",
-        "Whether a node that follows takes connections of clients as well, and relays them to the leader. If not, its "
-        "listeners for clients stay closed.",
+        "Whether a node that follows takes connections of clients, and relays them to the leader. If not, their listeners stay "
+        "closed.",
     )
-    etcd_user: str = option("", "User of etcd. If empty, the node does not authenticate itself there.")
+    etcd_user: str = option("", "User of etcd, if that has authentication.")
     etcd_password_file: str = option("", "File with the password of `etcd_user`.")
-    etcd_ca_file: str = option(
-        "", "PEM file with the roots by which etcd's certificates are checked. If empty, etcd speaks plain text."
-    )
+    etcd_ca_file: str = option("", "PEM file with the roots of etcd's certificates. If empty, etcd speaks plain text.")
     etcd_certificate_file: str = option("", "PEM file with the certificate that the node shows etcd.")
     etcd_key_file: str = option("", "PEM file with the key of that certificate.")
     certificate_file: str = option(
         "",
-        "PEM file with the certificate that the node shows other replicas. If empty, replicas speak plain text, which is "
-        "allowed only where `listen` is a loopback address.",
+        "PEM file with the certificate that the node shows other replicas. Beyond loopback it is needed.",
     )
     key_file: str = option("", "PEM file with the key of that certificate.")
-    ca_file: str = option(
-        "", "PEM file with the roots of the certificates of all replicas. Each replica checks the others by it."
-    )
+    ca_file: str = option("", "PEM file with the roots of the certificates of all replicas.")
 
     @property
     def is_on(self) -> bool:

@@ -18,48 +18,33 @@ class AdminOptions:
     )
     anonymous: Literal["loopback", "always", "never"] = option(
         "loopback",
-        'Whose requests are served without authentication. "loopback": those of this machine, if the listener is on a loopback '
-        "address and no header says that a proxy forwards the request. Others need a token, a password or a certificate of "
-        'somebody with the role "viewer" or "operator". "always": everybody\'s. "never": nobody\'s; /healthz and /readyz stay '
-        "open in any case. The node does not start if the listener is beyond loopback and nothing authenticates.",
+        'Whose requests need no authentication: those of this machine on a loopback address ("loopback"), everybody\'s, or '
+        'nobody\'s. Others need the role "viewer" or "operator". /healthz and /readyz are always open.',
     )
     metrics: Literal["viewer", "open"] = option(
         "viewer",
-        'Who may read /metrics: "viewer" means those who may read the state, "open" everybody who reaches the listener.',
+        'Who may read /metrics: those who may read the state ("viewer"), or everybody.',
     )
     hosts: tuple[str, ...] = option(
         (),
-        "Names by which requests may address the listener (in the header Host), besides its own address. On loopback, "
-        "localhost and loopback addresses are accepted, too; beyond it any IP address, and any name if this list is empty. "
-        "Other requests are refused, so that a web page can't reach the listener under a name of its own.",
+        "Names by which requests may address the listener, besides its address. On loopback, localhost is accepted, too; "
+        "beyond it any name if this list is empty.",
     )
     certificate_file: str = option(
         "",
         "PEM file with the server certificate and its intermediate certificates. If empty, the listener uses plain HTTP.",
     )
-    key_file: str = option(
-        "",
-        "PEM file with the unencrypted private key of the certificate.",
-    )
-    tls_version_min: Literal["1.2", "1.3"] = option(
-        "1.2",
-        "The oldest version of TLS that the listener accepts.",
-    )
+    key_file: str = option("", "PEM file with the unencrypted private key of the certificate.")
+    tls_version_min: Literal["1.2", "1.3"] = option("1.2", "The oldest version of TLS that is accepted.")
     client_certificates: Literal["none", "optional", "required"] = option(
         "none",
-        'Whether the listener asks clients for a certificate: "none" does not ask, "optional" accepts a client without one, '
-        '"required" refuses it in the TLS handshake. A name in the certificate identifies a principal of `access.file`. '
-        "Without `access.file`, any certificate that the authority has signed lets its bearer read everything.",
+        "Whether clients are asked for a certificate. Its name identifies a principal of `access.file`; without that file, any "
+        "certificate lets its bearer read everything.",
     )
-    client_ca_file: str = option(
-        "",
-        "PEM file with the certificate authorities that sign client certificates. It is needed unless "
-        '`client_certificates` is "none".',
-    )
+    client_ca_file: str = option("", "PEM file with the authorities that sign client certificates.")
     client_crl_file: str = option(
         "",
-        "PEM file with the certificate revocation lists of the authorities in `client_ca_file`. A client whose certificate is "
-        "revoked is refused in the TLS handshake. So is every client of an authority whose list has expired or is not there.",
+        "PEM file with the revocation lists of these authorities. Without a valid list of its authority, a client is refused.",
     )
 
     def check(self, section: str) -> None:

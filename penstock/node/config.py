@@ -14,6 +14,7 @@ from penstock.cluster.options import ReplicationOptions
 from penstock.gateway.options import GatewayOptions
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import ConfigError
+from penstock.node.removedoptions import describe_removed
 from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
 from penstock.store.options import (
@@ -43,8 +44,7 @@ class LogOptions:
     )
     format: Literal["auto", "console", "json"] = option(
         "auto",
-        'Format of the log: "json" is one JSON object a line, "console" is text for people, and "auto" is "console" on a '
-        'terminal and "json" elsewhere.',
+        'Format of the log: JSON objects, or text for people ("console"). "auto" is "console" on a terminal.',
     )
 
 
@@ -54,7 +54,7 @@ class Config:
 
     data_dir: Path = option(
         Path("penstock-data"),
-        "Directory where the node stores everything. The node creates it if it is missing. Only one node at a time can use it.",
+        "Directory where the node stores everything. Only one node at a time can use it.",
     )
     store: StoreOptions = StoreOptions()
     clock: ClockOptions = ClockOptions()
@@ -99,9 +99,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     known = _option_names()
     for name in values:
         if name not in known:
-            raise ConfigError(
-                f"The option {name} does not exist. The most similar name is {_nearest(name, [*known, *SECTIONS])}."
-            )
+            raise ConfigError(_unknown(name, [*known, *SECTIONS]))
     try:
         return _build(Config, values, "")
     except OptionInvalid as error:
@@ -113,6 +111,13 @@ def _option_names() -> list[str]:
     for name, section in SECTIONS.items():
         names += [f"{name}.{declared.name}" for declared in options_of(section)]
     return names
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    """Return what to tell an operator about an option that does not exist."""
+    if removed := describe_removed(name, SECTIONS):
+        return f"The option {name} does not exist any more: {removed}."
+    return f"The option {name} does not exist. The most similar name is {_nearest(name, known)}."
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -175,5 +180,5 @@ def _build_element(options: Any, table: Mapping[str, Any], element: str) -> Any:
     known = [f"{element}.{declared.name}" for declared in options_of(options)]
     for name in values:
         if name not in known:
-            raise ConfigError(f"The option {name} does not exist. The most similar name is {_nearest(name, known)}.")
+            raise ConfigError(_unknown(name, known))
     return _build(options, values, element)

@@ -10,7 +10,7 @@ import structlog
 
 from penstock.install import install_hint
 from penstock.node.errors import ConfigError
-from penstock.store.options import CENTURY_MS, DAY_MS, GIB, MINUTE_MS, option
+from penstock.store.options import CENTURY_MS, DAY_MS, GIB, MINUTE_MS, bound, option
 
 logger = structlog.get_logger("tables")
 
@@ -21,29 +21,25 @@ class TablesOptions:
 
     enabled: Literal["auto", "on", "off"] = option(
         "auto",
-        'Whether the node has each sealed segment written as Parquet tables. "auto": where pyarrow is installed (the extra '
-        '`tables`). With "on" the node does not start without it.',
+        'Whether the node writes sealed segments as Parquet tables. "auto": where pyarrow is installed (the extra `tables`).',
     )
     seal_ms: int = option(
         15 * MINUTE_MS,
-        "Time after which the open segment is sealed for the tables, counted from its first record. It is the longest "
-        "time for which the tables of a quiet node are behind. 0 means that segments are sealed when they are full, or old "
-        "enough for store.retention.",
+        "Time after which the open segment is sealed for the tables, so that those of a quiet node are not behind for longer. "
+        "0 waits until it is full.",
         minimum=0,
         maximum=30 * DAY_MS,
     )
     retention_ms: int = option(
         0,
-        "Time for which the tables keep rows at least. The files of a segment are deleted together, so some rows are "
-        "kept longer. 0 means that nothing is deleted.",
+        "Time for which the tables keep rows at least. 0 keeps them for ever.",
         minimum=0,
         maximum=CENTURY_MS,
     )
-    lag_bytes_max: int = option(
+    lag_bytes_max: int = bound(
         4 * GIB,
-        "Bytes of sealed segments that the tables lack, up to which retention of the log waits for them. Beyond it retention "
-        "deletes segments that the tables never get, and `damages` has a row for each gap.",
-        minimum=0,
+        "Sealed segments that the tables lack, up to which retention of the log waits for them: their files must not fill the "
+        "disk when the writer is stuck. Beyond it `damages` has a row for each gap.",
     )
 
 

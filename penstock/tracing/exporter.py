@@ -143,7 +143,7 @@ class SpanExporter:
             async with session.post(self._options.endpoint, data=data, headers=headers, allow_redirects=False) as response:
                 answer = await response.content.read(ANSWER_BYTES_MAX)
         except TimeoutError as error:
-            raise _TryLater(f"there was no answer in {self._options.timeout_ms} ms: see tracing.timeout") from error
+            raise _TryLater(f"there was no answer in {self._options.timeout_ms} ms: look at the collector") from error
         except (ClientError, OSError, ValueError) as error:  # ValueError: the answer is no HTTP
             raise _TryLater(str(error) or type(error).__name__) from error
         if response.status in RETRIED:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from penstock.store.options import HOUR_MS, MINUTE_MS, SECOND_MS, OptionInvalid, option
-
-SPANS_MAX = 1_000_000
+from penstock.store.options import SECOND_MS, OptionInvalid, bound, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,51 +14,17 @@ class TracingOptions:
 
     endpoint: str = option(
         "",
-        "URL to which the node sends its spans by OTLP over HTTP, in JSON, such as `http://127.0.0.1:4318/v1/traces` of a "
-        "collector on the same machine. If empty, the node makes no spans.",
+        "URL that gets spans by OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`. If empty, the node makes none.",
     )
-    service_name: str = option(
-        "penstock",
-        "Name of the node in traces: the attribute `service.name` of its resource.",
-    )
-    spans_per_s_max: int = option(
-        1_000,
-        "Maximum number of spans that the node makes in a second, whatever its clients sample. Further ones are dropped and "
-        "counted.",
-        minimum=1,
-        maximum=SPANS_MAX,
-    )
-    queue_max: int = option(
-        4_096,
-        "Maximum number of spans that wait for the collector. Further ones are dropped and counted.",
-        minimum=1,
-        maximum=SPANS_MAX,
-    )
-    batch_max: int = option(
-        256,
-        "Maximum number of spans in a request to the collector.",
-        minimum=1,
-        maximum=10_000,
-        at_most="queue_max",
-    )
-    interval_ms: int = option(
-        SECOND_MS,
-        "Time for which the first span of a batch waits for others.",
-        minimum=10,
-        maximum=MINUTE_MS,
-    )
-    timeout_ms: int = option(
-        10 * SECOND_MS,
-        "Time that the collector has for an answer. The node sends the batch again later.",
-        minimum=10,
-        maximum=HOUR_MS,
-    )
-    open_max: int = option(
+    service_name: str = option("penstock", "Name of the node in traces.")
+    spans_per_s_max: int = bound(1_000, "Spans in a second, whatever clients sample: each takes time of the loop.")
+    queue_max: int = bound(4_096, "Spans that wait for the collector, in memory. Further ones are dropped and counted.")
+    batch_max: int = bound(256, "Spans in a request to the collector, which is made in one turn of the loop.")
+    interval_ms: int = bound(SECOND_MS, "Time for which the first span of a batch waits for others.")
+    timeout_ms: int = bound(10 * SECOND_MS, "Time for an answer of the collector: the default of OTLP exporters.")
+    open_max: int = bound(
         10_000,
-        "Maximum number of sampled deliveries over MQTT, and as many over POP, that the node remembers until they are settled. "
-        "The settlement of a forgotten one makes no span.",
-        minimum=1,
-        maximum=SPANS_MAX,
+        "Sampled deliveries over MQTT, and as many over POP, that are remembered until they are settled, in memory.",
     )
 
     def check(self, section: str) -> None:

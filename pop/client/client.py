@@ -430,7 +430,7 @@ class Client:
             topic_filter: As for `consume`.
             group: As for `consume`.
             start: As for `consume`.
-            messages_max: Maximum number of messages; 0 for the node's `pop.messages_default`.
+            messages_max: Maximum number of messages; 0 for 32.
             invisible: Time in which the node waits for the acknowledgement, in seconds or as a timedelta; 0 for the group's
                 setting.
             wait: How long to wait for the first message, in seconds or as a timedelta; 0 to return at once.

@@ -31,7 +31,7 @@ logger = logging.getLogger("penstock.client")
 
 EMPTY_S_MIN = 0.1
 """If an empty answer comes faster than this, the consumer pauses as long before it polls again. A node may not let polls wait
-(`pop.wait_max = 0`), and must not be flooded with polls then."""
+(`PopOptions.wait_ms_max = 0`), and must not be flooded with polls then."""
 
 ANSWER_S_MAX = 0.2
 """A poll older than this waits for messages, and closing cancels it. It waits for a younger one, which is answered soon."""

@@ -69,7 +69,7 @@ class LongPolls:
         first.
 
         Raises:
-            Overloaded: `pop.waiters_max` polls are waiting already.
+            Overloaded: too many polls are waiting already.
             GroupUnknown: one of the groups was deleted.
         """
         loop = asyncio.get_running_loop()
@@ -127,11 +127,11 @@ class LongPolls:
         The caller must `remove` the poll in any case, also when it has its result.
 
         Raises:
-            Overloaded: `pop.waiters_max` polls are waiting already.
+            Overloaded: too many polls are waiting already.
         """
         if self.waiting >= self._options.waiters_max:
             self._counters.refused += 1
-            raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: see pop.waiters_max")
+            raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: use fewer clients")
         self.waiting += 1
         for group in groups:
             group.polls.append(poll)

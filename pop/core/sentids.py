@@ -3,8 +3,8 @@
 A sender that got no answer can't know whether its message is stored. If the message has a deduplication id, it may send the
 message again: the node remembers the ids of the last messages of each topic, and responds to a repeated one with the first.
 
-Ids are remembered for `pop.deduplication`, of a topic at most `pop.deduplication_topic_ids_max`, and of all topics at most
-`pop.deduplication_ids_max`; the oldest is forgotten first. A sender that repeats a message says how long ago it sent it first.
+Ids are remembered for `pop.deduplication`, of a topic at most a fifth of `pop.deduplication_ids_max`, and of all topics at most
+so many; the oldest is forgotten first. A sender that repeats a message says how long ago it sent it first.
 If the node may have forgotten an id of that time, it refuses the message, because it can't tell whether the message is stored.
 
 Rows of the index: key b"I", position u64 big-endian; value stored ms i64, flags u8, digest 8 bytes, bytes of the topic u16,

@@ -210,7 +210,7 @@ class Transactions:
         check.
 
         Raises:
-            Overloaded: `pop.waiters_max` polls are waiting already.
+            Overloaded: too many polls are waiting already.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000
@@ -223,7 +223,7 @@ class Transactions:
                 if found or left_s <= 0:
                     return found
                 if self.waiting >= self._options.waiters_max:
-                    raise Overloaded(f"{self.waiting} polls are waiting on this node, which is the limit: see pop.waiters_max")
+                    raise Overloaded(f"{self.waiting} polls are waiting on this node, which is the limit: use fewer clients")
                 await self._wait(arrived, left_s)
             finally:
                 if not arrived.done():

@@ -3,7 +3,8 @@
 The settings of a lite topic's group name its subscribers, so subscriptions survive restarts of the node. A client that
 continues to poll gets its messages, whether it has synchronised its lite topics again or not. A group that a lite subscription
 created ends when it has no subscribers. It ends as soon as nothing of it is in flight if the last client unsubscribed. If that
-client ended or fell silent, the group ends after `pop.lite_idle`: the client may return, and then continues where it was.
+client ended or fell silent, the group ends after `PopOptions.lite_idle_ms`: the client may return, and then continues
+where it was.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LiteSubscriptions:
         clients: The clients that use the node. This object keeps their `lite`.
         now_ms: Returns the current time in ms.
         now_for: Returns the current time in ms for what was set at a time: see `Store.now_for`.
-        idle_ms: Time in ms after which a group without subscribers ends (`pop.lite_idle`).
+        idle_ms: Time in ms after which a group without subscribers ends (`PopOptions.lite_idle_ms`).
     """
 
     def __init__(

@@ -160,7 +160,7 @@ class PullConsumers:
             arrived.set()
 
         if self._waiting + self._core.waiting >= self._options.waiters_max:
-            raise Overloaded(f"{self._options.waiters_max} pulls and pops wait on this node, the limit: see pop.waiters_max")
+            raise Overloaded(f"{self._options.waiters_max} pulls and pops wait on this node, the limit: use fewer consumers")
         self._waiting += 1
         group.queue.watchers.append(wake)
         try:

@@ -18,7 +18,7 @@ from penstock.pop.rocketmq.stubs import pb
 
 RECEIVE_BATCH = 32
 LONG_POLLING_MS = 20_000
-"""How long push consumers wait for a message. `pop.wait_max` bounds it."""
+"""How long push consumers wait for a message. `PopOptions.wait_ms_max` bounds it."""
 
 LITE_SUBSCRIPTIONS_MAX = 1_000
 """Maximum number of lite topics of one client and parent. Each poll of the client waits in the groups of all of them."""

@@ -25,7 +25,7 @@ ROWS_MAX: Final = 1_024
 
 BYTES_MAX: Final = 960 * 1024
 """Maximum size of the rows of a request in bytes; a larger row goes alone. With tags and lengths, a request is smaller than the
-smallest bound that a node can have (`pop.request_bytes_max`)."""
+smallest bound that a node can have (`PopOptions.request_bytes_max`)."""
 
 SHOWN_MAX: Final = 60
 """Maximum number of characters of a value that an error shows."""

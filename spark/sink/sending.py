@@ -29,7 +29,7 @@ _REMEDIES: Final[tuple[tuple[type[PopError], str], ...]] = (
     (
         DeduplicationWindowPassed,
         "If this is the first try of the batch, it has more rows than the node remembers ids: raise "
-        "pop.deduplication_topic_ids_max and pop.deduplication_ids_max, and publish it again; rows that are stored are not "
+        "pop.deduplication_ids_max, a fifth of which a topic may have, and publish it again; rows that are stored are not "
         "stored twice. If the batch was tried before, that was too long ago: look in the log which of its rows are stored, and "
         "publish the others with new ids.",
     ),

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NotRequired, Protocol, TypedDict
 
 from penstock import cli
+from tests.bounds import set_bounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -305,6 +306,7 @@ def run(asked: Asked, handles: list[int]) -> None:
     if limits := asked.get("descriptors"):
         soft, hard = limits
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    set_bounds()
     sys.argv = ["penstock", *asked["arguments"]]
     status = 1
     try:

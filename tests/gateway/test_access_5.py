@@ -88,13 +88,6 @@ async def test_a_suback_says_which_filters_are_forbidden(start_broker: StartBrok
     assert await client.subscribe(("a", 1), ("b", 1)) == [ReasonCode.NOT_AUTHORIZED, ReasonCode.GRANTED_QOS_1]
 
 
-async def test_a_suback_can_hide_why_a_filter_is_refused(start_broker: StartBroker, script: Script) -> None:
-    broker = await start_broker(access=plugins("Topics", denied_subscription="unspecified"))
-    script.topics["subscribe", "a"] = False
-    client = await broker.connect_5("c")
-    assert await client.subscribe(("a", 1), ("b", 1)) == [ReasonCode.UNSPECIFIED_ERROR, ReasonCode.GRANTED_QOS_1]
-
-
 @pytest.mark.parametrize(
     ("username", "reason"), [("eve", ReasonCode.BAD_USER_NAME_OR_PASSWORD), ("", ReasonCode.NOT_AUTHORIZED)]
 )

@@ -418,7 +418,7 @@ async def test_refusals_are_logged_with_who_caused_them(start_broker: StartBroke
     with capture_logs() as lines:
         await reasons(flooder, [f"flood-{number}" for number in range(100)])
     refused = [line for line in lines if line["event"] == "quota.refused"]
-    assert len(refused) == 20  # mqtt.limits.log_lines_per_s
+    assert len(refused) == 20  # LimitOptions.log_lines_per_s
     assert (refused[0]["client"], refused[0]["source"], refused[0]["resource"]) == ("flooder", LOCAL, "queues")
     assert "quotas.limits" in refused[0]["why"]
 

@@ -373,7 +373,7 @@ async def test_a_second_subscribe_replaces_the_first_and_loses_nothing(broker: B
 
 
 async def test_they_can_be_switched_off(start_broker: StartBroker) -> None:
-    broker = await start_broker(shared="off")
+    broker = await start_broker(shared_max=0)
     client = await broker.connect_5("five")
     assert client.limits[Property.SHARED_SUBSCRIPTION_AVAILABLE] == 0
     assert await client.subscribe((SHARED, 1)) == [ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED]

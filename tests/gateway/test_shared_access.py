@@ -90,13 +90,6 @@ async def test_a_device_gets_nothing_from_a_back_end_s_group(start_broker: Start
     assert [message.body for message in [*await device.messages(), *await old_device.messages()]] == [b"x"]
 
 
-async def test_an_operator_may_hide_the_reason_from_devices(
-    start_broker: StartBroker, script: Script, access_file: str
-) -> None:
-    broker = await start_broker(access_file=access_file, access=plugins("Users", denied_subscription="unspecified"))
-    assert await (await broker.connect_5("device")).subscribe((BILLING, 1)) == [SUBACK_FAILURE]
-
-
 async def test_users_that_the_file_names_share_the_group_with_the_back_end(
     start_broker: StartBroker, script: Script, access_file: str
 ) -> None:

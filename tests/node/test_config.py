@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,18 @@ from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.node.config import SECTIONS, Config, load_config
 from penstock.node.document import document_options
 from penstock.node.errors import ConfigError
+from penstock.node.removedoptions import REPLACEMENTS, describe_removed
 from penstock.store.durations import format_duration, parse_duration
-from penstock.store.options import HostPort, OptionInvalid, StoreOptions, check_options, options_of
+from penstock.store.options import HostPort, OptionInvalid, StoreOptions, check_options, operator_name, options_of
 from penstock.store.quotaoptions import QuotaLimitOptions
+
+LISTS = {"mqtt.listeners": ListenerOptions, "quotas.limits": QuotaLimitOptions}
+"""The dataclasses of tables in lists."""
+
+
+def declaring(section: str) -> Any:
+    """Return the dataclass of a section, or of a table in a list."""
+    return SECTIONS.get(section) or LISTS[section]
 
 
 def load(tmp_path: Path, text: str, **overrides: Any) -> Config:
@@ -185,6 +194,39 @@ def test_an_error_names_the_option_and_what_is_allowed(tmp_path: Path, text: str
         load(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("store.retention_ms", r'store\.retention with a unit, such as retention = "3d"\.'),
+        ("pop.retry_backoff_ms", r'pop\.retry_backoff with a unit, such as retry_backoff = \["1s", "2s", '),
+        ("mqtt.keep_alive_s_max", r'mqtt\.keep_alive_max with a unit, such as keep_alive_max = "7d"\.'),
+        ("mqtt.limits.strike_window_ms", r"it is always 1m\."),
+        ("store.sync_in", r"it is always process\."),
+        ("store.route_cache_max", r"it is always 100000\."),
+        ("clock.confirm_ms", r"it is always 10m\."),
+        ("mqtt.shared", r"say mqtt\.shared_max = 0"),
+        ("timer.keys_max", r"say timer\.pending_max, a tenth of which"),
+        ("pop.tls_key_file", r"say pop\.key_file\."),
+        ("admin.client_ca", r"say admin\.client_ca_file\."),
+    ],
+)
+def test_an_option_that_is_no_more_is_refused_with_what_replaces_it(name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^The option {re.escape(name)} does not exist any more: .*{complaint}"):
+        load_config(None, {name: 1})
+
+
+def test_each_replacement_of_an_option_exists() -> None:
+    known = {f"{section}.{option.name}" for section in (*SECTIONS, *LISTS) for option in options_of(declaring(section))}
+    for section, declared in SECTIONS.items():
+        for bounded in (each for each in fields(declared) if "reason" in each.metadata):
+            assert describe_removed(f"{section}.{bounded.name}", SECTIONS), bounded.name
+            assert f"{section}.{operator_name(bounded.name)}" not in known
+    for name, text in REPLACEMENTS.items():
+        assert name not in known
+        named = re.findall(r"\b(?:store|mqtt|pop|timer|admin|replication)\.[a-z_.]*[a-z_]", text)
+        assert {each for each in named if each not in known} == set()
+
+
 def test_an_unknown_override_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"The option mqtt\.lisen does not exist\. .* mqtt\.listen"):
         load_config(None, {"mqtt.lisen": "localhost:0"})
@@ -237,23 +279,20 @@ def test_a_documented_configuration_loads_back_as_the_same(tmp_path: Path) -> No
     assert '# An address, HOST:PORT. Default: "127.0.0.1:1883"\nlisten = "[::1]:0"' in text
 
 
-LISTS = {"[mqtt.listeners]": ListenerOptions, "[quotas.limits]": QuotaLimitOptions}
-
-
 @pytest.mark.parametrize("name", [*SECTIONS, *LISTS])
 def test_every_option_is_documented(name: str) -> None:
     text = document_options()
-    _, head, section = text.partition(f"[{name}]\n")
+    _, head, section = text.partition(f"[{name}]]\n" if name in LISTS else f"[{name}]\n")
     assert head
-    for option in options_of(SECTIONS.get(name) or LISTS[name]):
-        if f"[{name}.{option.name}]" not in LISTS:
+    for option in options_of(declaring(name)):
+        if f"{name}.{option.name}" not in LISTS:
             assert f"\n{option.name} = " in section or f"\n# {option.name} = " in section, option.name
             assert option.bounds.doc.endswith(".")
 
 
 @pytest.mark.parametrize("name", [*SECTIONS, *LISTS])
 def test_names_have_no_unit_of_time_and_durations_have_bounds_and_read_back(name: str) -> None:
-    declared = options_of(SECTIONS.get(name) or LISTS[name])
+    declared = options_of(declaring(name))
     assert len({option.name for option in declared}) == len(declared)
     for option in declared:
         assert not re.search(r"(?<!_per)_(ms|s|h|d)(_|$)|_seconds|_minutes|_hours|_days", option.name), option.name

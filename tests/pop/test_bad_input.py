@@ -158,7 +158,7 @@ async def test_as_many_polls_as_allowed_wait_one_more_is_refused_and_a_message_g
         polls = [asyncio.ensure_future(_answer(stub, request)) for _ in range(WAITERS_MAX)]
         await node.until(lambda: node.core.waiting == WAITERS_MAX)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await late.Pop(request)  # on the first connection it would wait in the client: see `pop.calls_max`
+            await late.Pop(request)  # on the first connection it would wait in the client: see `PopOptions.calls_max`
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await late.Send(pb.SendRequest(messages=[pb.Message(topic=TOPIC, body=b"a")]))
         done, waiting = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)

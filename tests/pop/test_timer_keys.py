@@ -81,7 +81,7 @@ def test_a_recalled_message_frees_its_key(parts: Parts) -> None:
 def test_the_number_of_keys_is_bounded_and_replacing_needs_no_more(parts: Parts) -> None:
     for key in "abc":
         send(parts, b"x", 1_000, key=key)
-    with pytest.raises(SendRefused, match=r"timer\.keys_max") as refused:
+    with pytest.raises(SendRefused, match=r"timer\.pending_max") as refused:
         send(parts, b"x", 1_000, key="d")
     assert refused.value.refusal is Refusal.TOO_MANY_TIMERS
     send(parts, b"y", 1_000, key="c")

@@ -16,7 +16,7 @@ from tests.clock import START_MS, Machine
 from tests.pop.wiring import TOPIC, Parts
 
 CONFIRM_MS = 10 * MINUTE_MS
-"""The default of `clock.confirm`."""
+"""The default of `ClockOptions.confirm_ms`."""
 
 
 @pytest.fixture

@@ -275,7 +275,7 @@ def test_a_refused_row_fails_the_task_and_is_shown(node: NodeInThread) -> None:
 
 def test_a_batch_with_more_rows_than_the_node_remembers_fails_before_any_is_forgotten(node: NodeInThread) -> None:
     bodies = [b"%d" % number for number in range(TOPIC_IDS_MAX + 1)]
-    with pytest.raises(PublishFailed, match=r"DeduplicationWindowPassed.*raise pop\.deduplication_topic_ids_max"):
+    with pytest.raises(PublishFailed, match=r"DeduplicationWindowPassed.*raise pop\.deduplication_ids_max"):
         written(node.target, rows_of("many/1", *bodies))
     assert written(node.target, rows_of("many/1", *bodies[:-1])).repeated == TOPIC_IDS_MAX
     assert bodies_in(node.target, "many/#").total() == TOPIC_IDS_MAX

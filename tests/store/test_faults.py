@@ -20,6 +20,7 @@ from penstock.store import commitlog
 from penstock.store.errors import DiskFull
 from penstock.store.options import KIB
 from penstock.store.space import Level
+from tests.bounds import variable_of
 from tests.depth import DEPTH
 from tests.store.faults import CALLS, Faults
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
@@ -174,11 +175,14 @@ def test_an_interrupted_call_is_retried(tmp_path: Path) -> None:
 FAILING_NODE = """
 import errno, sys
 from penstock.cli.main import main
+from tests.bounds import set_bounds
 from tests.store.faults import Faults
 
+set_bounds()
+
 listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-with Faults({("fdatasync", 1): errno.EIO} if sys.argv[3] == "thread" else {}).installed():
-    main(["serve", "--data-dir", sys.argv[1], "--config", sys.argv[2], *listeners])
+with Faults({("fdatasync", 1): errno.EIO} if sys.argv[2] == "thread" else {}).installed():
+    main(["serve", "--data-dir", sys.argv[1], *listeners])
 """
 
 
@@ -192,10 +196,11 @@ with Faults({("fdatasync", 1): errno.EIO} if sys.argv[3] == "thread" else {}).in
 def test_a_failed_sync_ends_a_node_with_status_70_and_one_line_and_the_node_can_start_again(
     tmp_path: Path, sync_in: str, says: str
 ) -> None:
-    config = tmp_path / "penstock.toml"
-    config.write_text(f'[store]\nsync_in = "{sync_in}"\n')
-    command = [sys.executable, "-c", FAILING_NODE, str(tmp_path / "data"), str(config), sync_in]
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as node:
+    command = [sys.executable, "-c", FAILING_NODE, str(tmp_path / "data"), sync_in]
+    environment = {**os.environ, **variable_of(store__sync_in=sync_in)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as node:
         try:
             assert node.stdout is not None
             mqtt = node.stdout.readline().split("mqtt=")[1].split()[0]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock import Client, PopError
+from tests.bounds import variable_of
 from tests.chaos.campaign import hide_mounts
 from tests.chaos.disk import Disk
 from tests.chaos.launching import Forks
@@ -25,7 +26,6 @@ NUMBER = 400
 CONFIG = """[store]
 segment_bytes = 4194304
 reserve_bytes = 0
-ballast_bytes = 0
 
 [tables]
 enabled = "off"
@@ -39,7 +39,7 @@ class Scene:
         (directory / "config.toml").write_text(CONFIG)
         self.disk = Disk(directory)
         self.data_dir = self.disk.path / "data"
-        self.forks = Forks()
+        self.forks = Forks(variable_of(store__ballast_bytes=0))
         self.node = ServeProcess(self.data_dir, directory / "config.toml", directory / "log", self.forks)
         self.acked: list[int] = []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Client, OutgoingMessage
+from tests.bounds import variable_of
 from tests.system.processes import NodeProcess
 
 pytestmark = pytest.mark.nightly
@@ -40,11 +41,12 @@ async def _store_delayed(client: Client, wait_s: int) -> bool:
 
 
 @pytest.mark.timeout(240)
-async def test_each_of_100_000_is_delivered_once_although_the_node_is_killed_while_they_fire(tmp_path: Path) -> None:
-    config = tmp_path / "penstock.toml"
-    config.write_text(f"[timer]\nfire_max = {FIRE_MAX}\n")
+async def test_each_of_100_000_is_delivered_once_although_the_node_is_killed_while_they_fire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*variable_of(timer__fire_max=FIRE_MAX).popitem())
     for wait_s in WAITS_S:
-        options = ["--config", str(config)]
+        options: list[str] = []
         node = NodeProcess(tmp_path / f"data-{wait_s}").start(*options)
         target = node.addresses["pop"]
         options += ["--pop", target]

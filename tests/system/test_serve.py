@@ -91,11 +91,11 @@ def test_a_port_in_use_is_named(node: NodeProcess, tmp_path: Path, listener: str
 
 def test_an_unknown_option_names_the_nearest_known_one(tmp_path: Path) -> None:
     config = tmp_path / "penstock.toml"
-    config.write_text("[mqtt]\nlisten_backlok = 10\n")
+    config.write_text("[mqtt]\nconnections_mux = 10\n")
     ended = run_penstock("serve", "--config", str(config), "--data-dir", str(tmp_path / "data"))
     assert ended.returncode == 2
-    assert "listen_backlok" in ended.stderr
-    assert "listen_backlog" in ended.stderr
+    assert "connections_mux" in ended.stderr
+    assert "connections_max" in ended.stderr
     assert not (tmp_path / "data").exists()
 
 

@@ -25,7 +25,6 @@ CONFIG = """
 [store]
 segment_bytes = 1048576
 retention = "1h"
-sync_in = "thread"
 
 [tables]
 enabled = "off"

@@ -107,7 +107,7 @@ class PopCollector(Collector):
         yield labelled_counter(
             "penstock_pop_requests_refused",
             "gRPC requests that were not served because of their bytes, by reason. What gRPC itself refuses is not counted: "
-            "requests above pop.request_bytes_max, and compressed ones.",
+            "requests that are too large for pop.message_bytes_max, and compressed ones.",
             ["reason"],
             {(reason,): self._requests.refused[reason] for reason in RefusedFor},
         )

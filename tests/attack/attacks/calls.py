@@ -92,7 +92,7 @@ class Zeros(CallAttack):
 
     name = "grpc-zeros"
     summary = "32 calls at a time, each with 24 MB of zeros, every second one compressed"
-    must_get = "UNIMPLEMENTED (pop.compression) or RESOURCE_EXHAUSTED (pop.request_bytes_max)"
+    must_get = "UNIMPLEMENTED (pop.compression) or RESOURCE_EXHAUSTED (pop.message_bytes_max)"
     side_by_side = 32
 
     def __init__(self, ground: Ground) -> None:
@@ -113,7 +113,7 @@ class Streams(CallAttack):
 
     name = "grpc-streams"
     summary = "3,000 Consume streams on one connection"
-    must_get = "at most pop.calls_max (1000) streams at a time; the others wait in the client"
+    must_get = "at most 1000 streams at a time; the others wait in the client"
     side_by_side = 3_000
 
     CALLS_MAX = PopOptions().calls_max
@@ -137,7 +137,7 @@ class Streams(CallAttack):
     def problems(self) -> list[str]:
         found = self.only("open")
         if self._open_most > self.CALLS_MAX:
-            found.append(f"{self._open_most:,} streams were open at a time, and pop.calls_max is {self.CALLS_MAX:,}")
+            found.append(f"{self._open_most:,} streams were open at a time, and the bound is {self.CALLS_MAX:,}")
         return found
 
 

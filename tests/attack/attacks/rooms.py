@@ -100,9 +100,9 @@ class SubscriptionFlood(Attack):
     """Subscriptions to ever new filters, by ever new clients."""
 
     name = "subscription-flood"
-    summary = "one user subscribes to 1,000 filters in each of ever new clients (mqtt.all_subscriptions_max = 8000)"
+    summary = "one user subscribes to 1,000 filters in each of ever new clients (mqtt.sessions_max = 800)"
     must_get = "quota exceeded (0x97) once it holds its share"
-    options: ClassVar[dict[str, str]] = {"mqtt": "all_subscriptions_max = 8000"}
+    options: ClassVar[dict[str, str]] = {"mqtt": "sessions_max = 800"}
     peak_mib = 256
 
     async def run(self) -> None:
@@ -238,7 +238,7 @@ class SlowReader(Attack):
 
     name = "slow-readers"
     summary = "20 subscribers never read, while 1 MB a burst is published to them"
-    must_get = "nothing more, once mqtt.send_buffer_bytes are waiting"
+    must_get = "nothing more, once 256 KiB are waiting"
 
     async def run(self) -> None:
         for number in range(20):

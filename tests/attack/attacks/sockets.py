@@ -105,7 +105,7 @@ class HalfOpenTls(HalfOpen):
 
     name = "half-open-tls"
     summary = f"{HALF_OPEN} connections that send a byte of a TLS handshake each half second"
-    must_get = "the end of the connection after mqtt.tls_handshake (10 s)"
+    must_get = "the end of the connection after mqtt.connect_timeout (10 s)"
     listener = "tls"
     beginning = CLIENT_HELLO[:20]
     more = CLIENT_HELLO[20:]

@@ -1,0 +1,73 @@
+"""Options that a node no longer has, and what takes their place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from penstock.store.durations import format_duration
+from penstock.store.options import options_of, unit_ms_of
+
+_NEW_NAMES: Final = {
+    "pop.tls_certificate_file": "pop.certificate_file",
+    "pop.tls_key_file": "pop.key_file",
+    "pop.tls_client_ca_file": "pop.client_ca_file",
+    "replication.tls_cert_file": "replication.certificate_file",
+    "replication.tls_key_file": "replication.key_file",
+    "replication.tls_ca_file": "replication.ca_file",
+    "replication.etcd_cert_file": "replication.etcd_certificate_file",
+    **{
+        f"{section}.{name}": f"{section}.{name}_file"
+        for section in ("admin", "mqtt.listeners")
+        for name in ("certificate", "key", "client_ca", "client_crl")
+    },
+}
+"""The new name of each option that has only another name."""
+
+REPLACEMENTS: Final = {
+    **{old: f"say {new}" for old, new in _NEW_NAMES.items()},
+    "store.reserve_percent": "say store.reserve_bytes, of which a small disk keeps 5 percent",
+    "mqtt.shared": "say mqtt.shared_max = 0 to switch shared subscriptions off",
+    "mqtt.packet_bytes_max": "it follows from mqtt.message_bytes_max",
+    "mqtt.tls_handshake_ms": "say mqtt.connect_timeout, which holds for the TLS handshake, too",
+    "mqtt.all_subscriptions_max": "say mqtt.sessions_max, which allows ten subscriptions for each, or use [[quotas.limits]]",
+    "mqtt.retained_bytes_max": "say mqtt.retained_max, which allows 4 KiB for each, or use [[quotas.limits]]",
+    "mqtt.access.denied_subscription": "the reason is always 0x87",
+    "mqtt.access.verified_ms": "it is always 15m",
+    "pop.request_bytes_max": "say pop.message_bytes_max, four of which a request has room for",
+    "pop.deduplication_topic_ids_max": "say pop.deduplication_ids_max, a fifth of which one topic may have",
+    "timer.pending_bytes_max": "say timer.pending_max, which allows 4 KiB for each, or use [[quotas.limits]]",
+    "timer.keys_max": "say timer.pending_max, a tenth of which may have keys, or use [[quotas.limits]]",
+    "timer.schedules_bytes_max": "say timer.schedules_max, which allows 6 KiB for each, or use [[quotas.limits]]",
+}
+"""What to do without an option, if there is more to say than its constant value."""
+
+_INDEX: Final = re.compile(r"\[\d+\]")
+
+
+def describe_removed(name: str, sections: Mapping[str, Any]) -> str:
+    """Return what takes the place of an option that the node no longer has; empty if it never had one of this name.
+
+    Args:
+        name: full name of the option, such as `store.retention_ms` or `mqtt.listeners[0].key`.
+        sections: the options dataclass of each section.
+    """
+    known = _INDEX.sub("", name)
+    if known in REPLACEMENTS:
+        return REPLACEMENTS[known]
+    section, _, field_name = known.rpartition(".")
+    if section not in sections:
+        return ""
+    for option in options_of(sections[section]):
+        if option.field == field_name and option.unit_ms:
+            example = option.written(option.default) or "7d"
+            return f"say {section}.{option.name} with a unit, such as {option.name} = {json.dumps(example)}"
+    for declared in fields(sections[section]):
+        if declared.name == field_name and "reason" in declared.metadata:
+            constant: Any = declared.default
+            unit_ms = unit_ms_of(field_name)
+            return f"it is always {format_duration(constant * unit_ms) if unit_ms else constant}"
+    return ""
