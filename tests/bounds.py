@@ -26,8 +26,12 @@ def set_bounds() -> None:
     bounds: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
     load_config = config.load_config
 
-    def load_with_bounds(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-        loaded = load_config(path, overrides)
+    def load_with_bounds(
+        path: Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Config:
+        loaded = load_config(path, overrides, environment)
         for name, value in bounds.items():
             section, _, field = name.rpartition(".")
             loaded = replace(loaded, **{section: replace(attrgetter(section)(loaded), **{field: value})})

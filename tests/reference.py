@@ -49,6 +49,9 @@ def options_page() -> str:
         "A node reads its options from a TOML file: `penstock serve --config FILE`. "
         "`penstock serve --print-config` prints a complete file with the values in effect. A duration is a whole number with "
         '`ms`, `s`, `m`, `h` or `d`, such as `"30s"` or `"7d"`, or 0.',
+        "A variable overrides the file: `PENSTOCK_STORE__RETENTION=7d`, `PENSTOCK_MQTT__LIMITS__HOLD_OFF=1m`, "
+        "`PENSTOCK_DATA_DIR=/data`. Lists and tables are written as in TOML; other text needs no quotes. An argument of "
+        "`penstock serve` overrides both.",
         "## Top level",
         _options_table(Config),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from penstock.cli.arguments import Commands, add_command
@@ -36,7 +37,7 @@ def _run(options: argparse.Namespace) -> int:
     from penstock.cli.replicas import create_cluster, move_leader, promote_replica, show_cluster
     from penstock.node.config import load_config
 
-    config = load_config(Path(options.config))
+    config = load_config(Path(options.config), environment=os.environ)
     if options.action == "create":
         create_cluster(config, options.required)
     elif options.action == "move":

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 def add_to(commands: Commands) -> None:
     """Add the command."""
     command = add_command(commands, "serve", "Run a node until SIGTERM or SIGINT.")
-    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file with options. The arguments below override it.")
+    command.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with options. Variables such as PENSTOCK_STORE__RETENTION override it, and the arguments below both.",
+    )
     command.add_argument(
         "--data-dir", metavar="DIR", help="Directory where the node stores everything (penstock-data). [PENSTOCK_DATA_DIR]"
     )
@@ -51,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
     from penstock.node.config import load_config
 
     overrides = {
-        "data_dir": options.data_dir or os.environ.get("PENSTOCK_DATA_DIR") or None,
+        "data_dir": options.data_dir,
         "mqtt.listen": options.mqtt,
         "pop.listen": options.pop,
         "admin.listen": options.admin,
@@ -59,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     }
     if options.anonymous:
         overrides |= dict.fromkeys(("mqtt.access.anonymous", "pop.anonymous", "admin.anonymous"), "always")
-    config = load_config(options.config, overrides)
+    config = load_config(options.config, overrides, os.environ)
     if options.print_config:
         from penstock.node.document import document_options
 

@@ -16,6 +16,7 @@ from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import ConfigError
 from penstock.node.removedoptions import describe_removed
 from penstock.node.tablesoptions import TablesOptions
+from penstock.node.variables import read_variables, variable_of
 from penstock.pop.options import PopOptions
 from penstock.store.options import (
     ClockOptions,
@@ -82,35 +83,46 @@ SECTIONS: dict[str, Any] = dict(_sections(Config))
 """The options dataclass of each section, by the section's name."""
 
 
-def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+def load_config(
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
     """Read a configuration.
 
     Args:
         path: a TOML file, or None for the defaults.
-        overrides: values that replace those of the file, by full name: `{"mqtt.listen": "127.0.0.1:0"}`. A value has the type
-            that TOML gives it, or the option's own type; a duration is text such as "7d", a timedelta, or 0. Values that are
-            None are ignored.
+        overrides: values that replace those of the file and of variables, by full name: `{"mqtt.listen": "127.0.0.1:0"}`. A
+            value has the type that TOML gives it, or the option's own type; a duration is text such as "7d", a timedelta, or 0.
+            Values that are None are ignored.
+        environment: variables, of which those such as PENSTOCK_STORE__RETENTION replace values of the file. None for none.
 
     Raises:
         ConfigError: the file can't be read, a name is unknown, or a value doesn't fit its option.
     """
+    known = known_options()
     values = dict(_flatten(_read_file(path))) if path else {}
-    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
-    known = _option_names()
+    of_variables = read_variables(environment or {}, known)
+    of_caller = {name: value for name, value in (overrides or {}).items() if value is not None}
+    values |= of_variables | of_caller
     for name in values:
         if name not in known:
             raise ConfigError(_unknown(name, [*known, *SECTIONS]))
     try:
         return _build(Config, values, "")
     except OptionInvalid as error:
+        name, *element = error.name.split("[", 1)
+        if name in of_variables and name not in of_caller:
+            error = OptionInvalid("[".join((variable_of(name), *element)), error.value, error.allowed)
         raise ConfigError(str(error)) from error
 
 
-def _option_names() -> list[str]:
-    names = [declared.name for declared in options_of(Config)]
+def known_options() -> dict[str, Option]:
+    """Return all options by their full names. Those of tables in lists belong to the option that is the list."""
+    known = {declared.name: declared for declared in options_of(Config)}
     for name, section in SECTIONS.items():
-        names += [f"{name}.{declared.name}" for declared in options_of(section)]
-    return names
+        known |= {f"{name}.{declared.name}": declared for declared in options_of(section)}
+    return known
 
 
 def _unknown(name: str, known: list[str]) -> str:

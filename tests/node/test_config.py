@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cli.main import main
 from penstock.gateway.options import AccessOptions, ListenerOptions
-from penstock.node.config import SECTIONS, Config, load_config
-from penstock.node.document import document_options
+from penstock.node.config import SECTIONS, Config, known_options, load_config
+from penstock.node.document import document_options, toml_of
 from penstock.node.errors import ConfigError
 from penstock.node.removedoptions import REPLACEMENTS, describe_removed
+from penstock.node.variables import read_variables, variable_of
 from penstock.store.durations import format_duration, parse_duration
 from penstock.store.options import HostPort, OptionInvalid, StoreOptions, check_options, operator_name, options_of
 from penstock.store.quotaoptions import QuotaLimitOptions
@@ -235,6 +237,70 @@ def test_an_unknown_override_is_refused() -> None:
 def test_an_override_may_be_a_timedelta() -> None:
     config = load_config(None, {"store.retention": timedelta(days=7), "mqtt.sys_interval": timedelta(0)})
     assert (config.store.retention_ms, config.mqtt.sys_interval_s) == (604_800_000, 0)
+
+
+def test_each_option_can_be_given_as_a_variable() -> None:
+    environment = {"PENSTOCK_TARGET": "of a client", "OTHER__X": "of another program"}
+    for name, option in known_options().items():
+        if option.default is not None:
+            value = option.written(option.default)
+            is_text = isinstance(value, str | Path | HostPort)
+            environment[variable_of(name)] = str(value) if is_text else toml_of(value)
+    assert len(read_variables(environment, known_options())) == len(environment) - 2
+    assert load_config(None, None, environment) == Config()
+
+
+def test_variables_replace_values_of_the_file_and_overrides_replace_both(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text('data_dir = "a"\n[store]\nretention = "1d"\n[mqtt]\nlisten = "localhost:1"\n')
+    environment = {
+        "PENSTOCK_DATA_DIR": "b",
+        "PENSTOCK_STORE__RETENTION": "7d",
+        "PENSTOCK_MQTT__LISTEN": "localhost:2",
+        "PENSTOCK_MQTT__LIMITS__HOLD_OFF": "2m",
+        "PENSTOCK_MQTT__LISTENERS": '[{name = "ws", kind = "ws"}]',
+        "PENSTOCK_MQTT__SYS_INTERVAL": "0",
+        "PENSTOCK_POP__RETRY_BACKOFF": '["1s", "5s"]',
+        "PENSTOCK_POP__TLS_OPTIONAL": "true",
+        "PENSTOCK_MQTT__ACCESS__PLUGINS": '{"a.B" = {}}',
+    }
+    config = load_config(path, {"mqtt.listen": "localhost:3"}, environment)
+    mqtt, pop = config.mqtt, config.pop
+    assert (config.data_dir, config.store.retention_ms) == (Path("b"), 604_800_000)
+    assert (str(mqtt.listen), mqtt.limits.hold_off_ms, mqtt.sys_interval_s) == ("localhost:3", 120_000, 0)
+    assert (mqtt.listeners[0].name, pop.retry_backoff_ms, pop.tls_optional) == ("ws", (1000, 5000), True)
+    assert mqtt.access.plugins == {"a.B": {}}
+
+
+def test_print_config_shows_what_variables_set(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PENSTOCK_STORE__RETENTION", "7d")
+    assert main(["serve", "--print-config"]) == 0
+    assert '\nretention = "7d"\n' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "complaint"),
+    [
+        ("STORE__RETENTIONS", "7d", r"The variable PENSTOCK_STORE__RETENTIONS sets no option\. .* PENSTOCK_STORE__RETENTION\."),
+        (
+            "STORE__RETENTION_MS",
+            "7",
+            r"The variable PENSTOCK_STORE__RETENTION_MS sets no option\. .* PENSTOCK_STORE__RETENTION\.",
+        ),
+        ("STORE__RETENTION", "7", r"^PENSTOCK_STORE__RETENTION is '7', but must be a duration with a unit"),
+        ("STORE__FLUSH", "never", r"^PENSTOCK_STORE__FLUSH is 'never', but must be \"sync\" or"),
+        ("MQTT__INFLIGHT_MAX", "0", r"^PENSTOCK_MQTT__INFLIGHT_MAX is 0, but must be an integer from 1"),
+        ("MQTT__INFLIGHT_MAX", "many", r"^PENSTOCK_MQTT__INFLIGHT_MAX is 'many', but must be a value of TOML, such as 100\."),
+        ("MQTT__INFLIGHT_MAX", "1\nx = 2", r"must be a value of TOML"),
+        ("POP__TLS_OPTIONAL", "yes", r"^PENSTOCK_POP__TLS_OPTIONAL is 'yes', .* such as true\."),
+        ("ADMIN__HOSTS", "a,b", r"^PENSTOCK_ADMIN__HOSTS is 'a,b', .* such as \[\"a\", \"b\"\]\."),
+        ("MQTT__LISTENERS", '[{name = "a", kind = "udp"}]', r"^PENSTOCK_MQTT__LISTENERS\[0\]\.kind is 'udp'"),
+        ("POP__LISTEN", "here", r"^PENSTOCK_POP__LISTEN is 'here', but must be HOST:PORT"),
+    ],
+)
+def test_an_error_about_a_variable_names_it(variable: str, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(None, None, {f"PENSTOCK_{variable}": text})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
