@@ -16,11 +16,11 @@ _COUNT_MAX: Final = 1_000_000_000
 
 
 def _quota(what: str) -> int:
-    return option(0, f"Maximum number of {what}. 0: the share.", minimum=0, maximum=_COUNT_MAX)
+    return option(0, f"{what}.", minimum=0, maximum=_COUNT_MAX)
 
 
 def _quota_bytes(what: str) -> int:
-    return option(0, f"Maximum bytes of {what}. 0: the share.", minimum=0, maximum=1024 * GIB)
+    return option(0, f"Bytes of {what}.", minimum=0, maximum=1024 * GIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ class QuotaLimitOptions:
         'Pattern of the names, with *, ? and [...]. A source is an IPv4 address, an IPv6 network such as "2001:db8::/64", or '
         '"local".',
     )
-    queues: int = _quota("light queues")
-    sessions: int = _quota("stored sessions")
-    subscriptions: int = _quota("subscriptions, those of absent clients included")
-    retained: int = _quota("retained messages")
+    queues: int = _quota("Light queues")
+    sessions: int = _quota("Stored sessions")
+    subscriptions: int = _quota("Subscriptions, those of absent clients included")
+    retained: int = _quota("Retained messages")
     retained_bytes: int = _quota_bytes("retained messages")
-    groups: int = _quota("consumer groups; a group counts once for each of its filters")
-    delayed: int = _quota("delayed messages that are pending")
+    groups: int = _quota("Consumer groups; a group counts once for each of its filters")
+    delayed: int = _quota("Delayed messages that are pending")
     delayed_bytes: int = _quota_bytes("delayed messages that are pending")
-    transactions: int = _quota("half messages without an outcome")
-    shared: int = _quota("shared subscriptions of connected clients; clients that share one count once")
-    schedules: int = _quota("schedules")
+    transactions: int = _quota("Half messages without an outcome")
+    shared: int = _quota("Shared subscriptions of connected clients; clients that share one count once")
+    schedules: int = _quota("Schedules")
     schedules_bytes: int = _quota_bytes("schedules")
-    timer_keys: int = _quota("delayed messages that are pending and have a key")
+    timer_keys: int = _quota("Delayed messages that are pending and have a key")
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if the limits apply to nothing."""
@@ -92,7 +92,7 @@ class QuotaOptions:
     limits: tuple[QuotaLimitOptions, ...] = option(
         (),
         "Limits of certain tenants, users, sources or clients, in place of the share of what is free. The first table that "
-        "fits and has a limit for the resource applies.",
+        "fits and has a limit for the resource applies; 0 means the share.",
     )
     share_from: int = bound(100, "Things of a kind that anybody may hold whatever the share, so that no device meets it.")
     share_from_bytes: int = bound(16 * MIB, "The same in bytes, for retained and delayed messages and for schedules.")

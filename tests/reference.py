@@ -30,7 +30,7 @@ from penstock.settings import DEFAULTS, PREFIX
 from penstock.spark.parquet.schema import CAUSES, RECORDS, START, TABLES, ParquetTable
 from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_MESSAGES
 from penstock.spark.reconciliation.tables import REPORT_TABLES
-from penstock.store.options import HostPort, describe_allowed, operator_name, options_of
+from penstock.store.options import HostPort, Option, describe_allowed, operator_name, options_of
 from penstock.tracing.options import TracingOptions
 from tests.clientreference import client_page
 
@@ -46,9 +46,9 @@ def options_page() -> str:
     parts = [
         NOTE,
         "# Options",
-        "A node reads its options from a TOML file: `penstock serve --config FILE`. "
-        "`penstock serve --print-config` prints a complete file with the values in effect. A duration is a whole number with "
-        '`ms`, `s`, `m`, `h` or `d`, such as `"30s"` or `"7d"`, or 0.',
+        "A node reads its options from a TOML file: `penstock serve --config FILE`. `penstock serve --print-config` prints a "
+        "complete file with the values in effect, and [penstock.toml](../penstock.toml) shows all options in groups. A "
+        'duration is a whole number with `ms`, `s`, `m`, `h` or `d`, such as `"30s"` or `"7d"`, or 0.',
         "A variable overrides the file: `PENSTOCK_STORE__RETENTION=7d`, `PENSTOCK_MQTT__LIMITS__HOLD_OFF=1m`, "
         "`PENSTOCK_DATA_DIR=/data`. Lists and tables are written as in TOML; other text needs no quotes. An argument of "
         "`penstock serve` overrides both.",
@@ -68,13 +68,28 @@ def _options_table(options: Any) -> str:
     for option in options_of(options):
         if is_dataclass(option.listed):
             continue
-        allowed = describe_allowed(option).removeprefix("an integer ").removeprefix("a duration ")
-        if option.hint in (str, bool, Path):
-            allowed = ""
-        if option.bounds.at_most:
-            allowed += f", at most `{operator_name(option.bounds.at_most)}`"
-        rows.append((f"`{option.name}`", f"`{toml_of(option.written(option.default))}`", allowed, option.bounds.doc))
+        rows.append((f"`{option.name}`", f"`{toml_of(option.written(option.default))}`", _allowed(option), option.bounds.doc))
     return _table(("Option", "Default", "Allowed", "Meaning"), rows)
+
+
+_SHORT = (
+    ("an integer from ", ""),
+    ("a duration from ", ""),
+    ("an integer of at least 0", ""),
+    ("a duration of ", ""),
+    ("an address, ", ""),
+    ("a list of ", "list of "),
+)
+"""What the page leaves out of the words of an error, because the default shows it: the type of a value."""
+
+
+def _allowed(option: Option) -> str:
+    if option.hint in (str, bool, Path):
+        return ""
+    allowed = describe_allowed(option)
+    for words, short in _SHORT:
+        allowed = allowed.replace(words, short)
+    return f"{allowed}, at most `{operator_name(option.bounds.at_most)}`" if option.bounds.at_most else allowed
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.store.options import KIB, MIB, SECOND_MS, bound, option
+from penstock.store.options import DAY_MS, KIB, MIB, SECOND_MS, bound, option
 
-YEAR_MS = 31_557_600 * SECOND_MS
-"""A Julian year of 365.25 days."""
+YEAR_MS = 365 * DAY_MS
+"""A year without a leap day."""
 
 DELAYED_BYTES: Final = 4 * KIB
 """Average size of the records of delayed messages, if as many are pending as may be."""

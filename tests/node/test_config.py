@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+import tomllib
+from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ LISTS = {"mqtt.listeners": ListenerOptions, "quotas.limits": QuotaLimitOptions}
 
 def declaring(section: str) -> Any:
     """Return the dataclass of a section, or of a table in a list."""
-    return SECTIONS.get(section) or LISTS[section]
+    return {"": Config, **SECTIONS, **LISTS}[section]
 
 
 def load(tmp_path: Path, text: str, **overrides: Any) -> Config:
@@ -383,6 +384,26 @@ def test_a_duration_is_read_and_written_in_its_shortest_form(text: str, ms: int)
 def test_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="such as 10m"):
         parse_duration(text)
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "penstock.toml"
+
+
+def test_the_example_has_each_option_and_the_default_of_those_in_comments() -> None:
+    section, shown = "", set()
+    for line in EXAMPLE.read_text("utf-8").splitlines():
+        if found := re.fullmatch(r"(?:# )?\[\[?([a-z_.]+)\]\]?", line):
+            section = found[1]
+        elif found := re.match(r"(# )?([a-z_]+) = ", line):
+            name = f"{section}.{found[2]}".removeprefix(".")
+            (option,) = (each for each in options_of(declaring(section)) if each.name == found[2])
+            if found[1]:
+                ((_, value),) = tomllib.loads(line.removeprefix("# ")).items()
+                assert option.read(value, name) == ({} if option.default is None else option.default), name
+            shown.add(name)
+    lists = {name for name, option in known_options().items() if is_dataclass(option.listed)}
+    of_tables = {f"{name}.{option.name}" for name in LISTS for option in options_of(LISTS[name])}
+    assert shown == (known_options().keys() - lists) | of_tables
 
 
 # --- sections in sections, lists of tables, tables of a library ---------------------------------------------------------
