@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -102,7 +103,7 @@ def load_config(
     """
     known = known_options()
     values = dict(_flatten(_read_file(path))) if path else {}
-    of_variables = read_variables(environment or {}, known)
+    of_variables = read_variables(environment or {}, known, partial(describe_removed, sections=SECTIONS))
     of_caller = {name: value for name, value in (overrides or {}).items() if value is not None}
     values |= of_variables | of_caller
     for name in values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, get_origin
@@ -22,12 +22,16 @@ def variable_of(name: str) -> str:
     return PREFIX + name.replace(".", SEPARATOR).upper()
 
 
-def read_variables(environment: Mapping[str, str], options: Mapping[str, Option]) -> dict[str, Any]:
+def read_variables(
+    environment: Mapping[str, str], options: Mapping[str, Option], describe_removed: Callable[[str], str]
+) -> dict[str, Any]:
     """Return the values of the options that variables set, by full name.
 
     Args:
         environment: all variables.
         options: all options of a node, by full name.
+        describe_removed: returns what takes the place of an option that a node no longer has, by its full name; empty for a
+            name that never was one.
 
     Raises:
         ConfigError: a variable names no option, or is not TOML where its option needs that.
@@ -38,6 +42,9 @@ def read_variables(environment: Mapping[str, str], options: Mapping[str, Option]
         if variable in names:
             values[names[variable]] = _value_of(variable, text, options[names[variable]])
         elif variable.startswith(PREFIX) and SEPARATOR in variable.removeprefix(PREFIX):
+            name = variable.removeprefix(PREFIX).replace(SEPARATOR, ".").lower()
+            if removed := describe_removed(name):
+                raise ConfigError(f"The variable {variable} sets no option any more: {removed}.")
             raise ConfigError(f"The variable {variable} sets no option. The most similar one is {_nearest(variable, names)}.")
     return values
 
@@ -63,7 +70,9 @@ def _example_of(option: Option) -> str:
         return '["1s", "5s"]'
     if option.hint is int:
         return "100"
-    return '["a", "b"]' if option.listed is str else '{ name = "a" }'
+    if option.listed:
+        return '["a", "b"]' if option.listed is str else '[{ name = "a" }]'
+    return '{ "path.of.Class" = {} }'
 
 
 def _nearest(variable: str, known: Iterable[str]) -> str:
