@@ -1,22 +1,24 @@
-"""`penstock dlq`: lists dead letters, and sends them back to their groups."""
+"""`penstock dlq`: lists and shows dead letters, sends them back to their groups, and purges them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.cli.arguments import Commands, add_command, add_json, add_node, count, endpoint, message_id
-from penstock.cli.output import print_rows, row_of, shortened, time_of
+from penstock.cli.output import body_fields, print_row, print_rows, row_of, shortened, text_of, time_of
+from penstock.store.printable import printable
 
 if TYPE_CHECKING:
     from penstock.cli.endpoint import Endpoint
+    from penstock.pop.client.syncclient import SyncClient
 
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
-    command = add_command(commands, "dlq", "List the dead letters of a group, and send them back to it.")
+    command = add_command(commands, "dlq", "List dead letters, send them back, or purge them.")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     listing = add_command(actions, "list", "List the dead letters of a group that were not sent back.")
@@ -29,13 +31,24 @@ def add_to(commands: Commands) -> None:
     add_node(listing, "target")
     listing.set_defaults(run=_list)
 
-    redrive = add_command(actions, "redrive", "Send dead letters back to their group as new messages.")
-    redrive.add_argument("group", help="Name of the group.")
-    which = redrive.add_mutually_exclusive_group(required=True)
-    which.add_argument("message_id", type=message_id, nargs="*", default=[], help="Ids of the dead letters.")
-    which.add_argument("--all", action="store_true", help="Send back all of them, up to 10,000.")
-    add_node(redrive, "target")
-    redrive.set_defaults(run=_redrive)
+    show = add_command(actions, "show", "Show a dead letter: why it failed, and its message.")
+    show.add_argument("group", help="Name of the group.")
+    show.add_argument("message_id", type=message_id, help="Id of the dead letter.")
+    add_json(show)
+    add_node(show, "target")
+    show.set_defaults(run=_show)
+
+    for name, summary in (
+        ("redrive", "Send dead letters back to their group as new messages."),
+        ("purge", "Remove dead letters that nobody needs any more. Their messages stay in the log for its retention."),
+    ):
+        action = add_command(actions, name, summary)
+        action.add_argument("group", help="Name of the group.")
+        which = action.add_mutually_exclusive_group(required=True)
+        which.add_argument("message_id", type=message_id, nargs="*", default=[], help="Ids of the dead letters.")
+        which.add_argument("--all", action="store_true", help="All dead letters of the group, up to 10,000.")
+        add_node(action, "target")
+        action.set_defaults(run=_change)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -45,8 +58,14 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _redrive(options: argparse.Namespace) -> int:
-    redrive(endpoint(options, "target"), options.group, None if options.all else options.message_id)
+def _show(options: argparse.Namespace) -> int:
+    show_dead_letter(endpoint(options, "target"), options.group, options.message_id, as_json=options.json)
+    return 0
+
+
+def _change(options: argparse.Namespace) -> int:
+    act = redrive if options.action == "redrive" else purge
+    act(endpoint(options, "target"), options.group, None if options.all else options.message_id)
     return 0
 
 
@@ -86,6 +105,49 @@ def list_dead_letters(node: Endpoint, group: str, *, after: str, limit: int, as_
     )
 
 
+def show_dead_letter(node: Endpoint, group: str, message_id: str, *, as_json: bool) -> None:
+    """Print a dead letter with its message.
+
+    Raises:
+        ValueError: the message is no dead letter of the group.
+        GroupUnknown: there is no such group.
+    """
+    from penstock.cli.popclient import sync_client_of
+    from penstock.pop.proto import pop_pb2 as pb
+
+    with sync_client_of(node) as client:
+        message = client.dead_letters.get(group, message_id)
+        if message is None:
+            client.groups.describe(group)
+            raise ValueError(_no_dead_letter(f"the message {message_id} is no dead letter", group))
+    letter = message.origin
+    assert letter is not None
+    row = {
+        "message_id": message.message_id,
+        "group": letter.group,
+        "filter": letter.filter,
+        "attempts": letter.attempts,
+        "failed": time_of(letter.failed_ms),
+        "reason": pb.Reason.Name(letter.reason).lower(),
+        "detail": letter.detail,
+        "topic": message.topic,
+        "stored": time_of(message.stored_ms) if message.stored_ms else None,
+        "tag": message.tag,
+        "message_group": message.message_group,
+        "deduplication_id": message.deduplication_id,
+        "content_type": message.content_type,
+        "properties": message.properties,
+        **(body_fields(message.body) if as_json else {"body": text_of(message.body)}),
+    }
+    if as_json:
+        print_row(row, as_json=True)
+        return
+    for name, value in row.items():
+        for line in [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else [value]:
+            if line not in ("", None):
+                sys.stdout.write(printable(f"{name:>16}  {line}") + "\n")
+
+
 def redrive(node: Endpoint, group: str, message_ids: Sequence[str] | None) -> None:
     """Send dead letters back to their group, and print how many. None for the ids means all of them.
 
@@ -93,17 +155,27 @@ def redrive(node: Endpoint, group: str, message_ids: Sequence[str] | None) -> No
         ValueError: some of the ids are no dead letters of the group. The others are sent back.
         GroupUnknown: there is no such group.
     """
+    _act(node, group, message_ids, lambda client: client.dead_letters.redrive(group, message_ids), "sent back")
+
+
+def purge(node: Endpoint, group: str, message_ids: Sequence[str] | None) -> None:
+    """Remove dead letters, and print how many. The arguments and errors are those of `redrive`."""
+    _act(node, group, message_ids, lambda client: client.dead_letters.purge(group, message_ids), "purged")
+
+
+def _act(node: Endpoint, group: str, message_ids: Sequence[str] | None, act: Callable[[SyncClient], int], done: str) -> None:
     from penstock.cli.popclient import sync_client_of
 
     with sync_client_of(node) as client:
-        count = client.dead_letters.redrive(group, message_ids)
+        count = act(client)
         if not count:
             client.groups.describe(group)
-    sys.stdout.write(f"{count} sent back\n")
+    sys.stdout.write(f"{count} {done}\n")
     missing = len(set(message_ids or ())) - count
     if missing > 0:
         sys.stdout.flush()
-        raise ValueError(
-            f"{missing} of the ids are no dead letters of the group {group!r}, or were sent back before. `penstock dlq list` "
-            "has those that are left."
-        )
+        raise ValueError(_no_dead_letter(f"{missing} of the ids are no dead letters", group))
+
+
+def _no_dead_letter(what: str, group: str) -> str:
+    return f"{what} of the group {group!r}, or not any more: `penstock dlq list` has those that are left"

@@ -50,8 +50,12 @@ def test_groups_and_dead_letters_by_hand(node: NodeProcess) -> None:
     assert "forwarded" in run(node, "dlq", "list", "g").stdout
     (dead,) = rows(run(node, "pop", "$dlq/g", "--group", "operators", "--json"))
     assert (dead["dead_letter_of"], dead["attempt"]) == ("g", 1)
+    (shown,) = rows(run(node, "dlq", "show", "g", letters[0]["message_id"], "--json"))
+    assert (shown["message_id"], shown["reason"], shown["group"]) == (letters[0]["message_id"], "attempts_exhausted", "g")
+    assert f"body  {shown['body']}" in run(node, "dlq", "show", "g", letters[0]["message_id"]).stdout
+    assert "is no dead letter of the group 'g'" in run(node, "dlq", "show", "g", "0" * 16).stderr
     assert run(node, "dlq", "redrive", "g", letters[0]["message_id"]).stdout == "1 sent back\n"
-    assert run(node, "dlq", "redrive", "g", "--all").stdout == "1 sent back\n"
+    assert run(node, "dlq", "purge", "g", "--all").stdout == "1 purged\n"
     assert run(node, "dlq", "redrive", "g", "--all").stdout == "0 sent back\n"
     assert run(node, "dlq", "redrive", "g").returncode != 0
     assert "paused" in run(node, "group", "pause", "g").stdout
