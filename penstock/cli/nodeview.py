@@ -115,6 +115,7 @@ def view_of(figures: Figures, *, is_ready: bool, sort: str) -> dict[str, Any]:
         "ready": is_ready,
         "traffic": {
             "published_per_s": rate("penstock_mqtt_publishes_in_total"),
+            "sent_per_s": rate("penstock_pop_sent_total"),
             "delivered_per_s": rate("penstock_mqtt_publishes_out_total"),
             "popped_per_s": rate("penstock_pop_handed_out_total"),
             "acked_per_s": rate("penstock_pop_acked_total"),

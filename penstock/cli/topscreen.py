@@ -32,7 +32,7 @@ WIDE = 130
 PIPE_COLUMNS = 160
 """Columns where the output is no terminal."""
 
-LINES_WIDE, LINES_NARROW = 14, 21
+LINES_WIDE, LINES_NARROW = 15, 22
 """Lines of a terminal that are not for groups."""
 
 NAMES = ("group", "filter")
@@ -220,6 +220,7 @@ def rendered(view: dict[str, Any], address: str, groups: int, width: int | None)
             _block(
                 "per second",
                 ("published", shown_rate(traffic["published_per_s"])),
+                ("sent", shown_rate(traffic["sent_per_s"])),
                 ("delivered", shown_rate(traffic["delivered_per_s"])),
                 ("popped", shown_rate(traffic["popped_per_s"])),
                 ("acknowledged", shown_rate(traffic["acked_per_s"])),
