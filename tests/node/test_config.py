@@ -364,8 +364,9 @@ def test_names_have_no_unit_of_time_and_durations_have_bounds_and_read_back(name
     for option in declared:
         assert not re.search(r"(?<!_per)_(ms|s|h|d)(_|$)|_seconds|_minutes|_hours|_days", option.name), option.name
         assert option.read(option.written(option.default), option.name) == option.default
-        if option.unit_ms:
+        if option.hint is int or option.listed is int:
             assert option.bounds.minimum is not None, option.name
+        if option.unit_ms:
             assert option.bounds.maximum is not None or option.bounds.at_most, option.name
 
 
