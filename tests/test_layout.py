@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
         "store.record",
         "store.bodies",
         "store.recordscan",
+        "store.durations",
         "store.errors",
         "store.syncmark",
         "store.rowformats",

@@ -11,6 +11,7 @@ from typing import Final
 from penstock.pop.client.security import Security
 from penstock.pop.client.targets import check_target
 from penstock.spark.errors import WriteOptionInvalid
+from penstock.store.durations import format_duration, parse_duration
 
 OPTIONS: Final = (
     "target",
@@ -20,8 +21,8 @@ OPTIONS: Final = (
     "ca_file",
     "certificate_file",
     "key_file",
-    "timeout_ms",
-    "retry_ms",
+    "timeout",
+    "retry",
 )
 """The options: see `SinkOptions`."""
 
@@ -43,8 +44,10 @@ class SinkOptions:
         tls: Speak TLS.
         ca_file: PEM of the roots by which the node's certificate is checked. Implies `tls`; by default those of gRPC.
         certificate_file, key_file: PEM of the certificate and key of the client, for mutual TLS.
-        timeout_ms: Timeout of one call in ms. The node must remember deduplication ids for as much longer.
-        retry_ms: How long a task sends a call again that the node didn't answer or refused for its load, in ms. Then it fails.
+        timeout_ms: Timeout of one call in ms: the option `timeout`, such as "10s". The node must remember deduplication ids for
+            as much longer.
+        retry_ms: How long a task sends a call again that the node didn't answer or refused for its load, in ms: the option
+            `retry`. Then it fails.
     """
 
     target: str
@@ -80,8 +83,8 @@ class SinkOptions:
             ca_file=given.get("ca_file", ""),
             certificate_file=given.get("certificate_file", ""),
             key_file=given.get("key_file", ""),
-            timeout_ms=_number("timeout_ms", given.get("timeout_ms", str(TIMEOUT_MS)), 1),
-            retry_ms=_number("retry_ms", given.get("retry_ms", str(RETRY_MS)), 0),
+            timeout_ms=_duration("timeout", given.get("timeout", format_duration(TIMEOUT_MS)), 1),
+            retry_ms=_duration("retry", given.get("retry", format_duration(RETRY_MS)), 0),
         )
         _check_security(found)
         return found
@@ -127,10 +130,15 @@ def _flag(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
-def _number(name: str, text: str, low: int) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < low:
-        raise WriteOptionInvalid(f"{name} is {text!r}, but must be a whole number of at least {low}.")
-    return int(text)
+def _duration(name: str, text: str, low: int) -> int:
+    """Return the milliseconds of an option."""
+    try:
+        ms = 0 if text == "0" else parse_duration(text)
+    except ValueError:
+        ms = -1
+    if ms < low:
+        raise WriteOptionInvalid(f'{name} is {text!r}, but must be a duration with a unit, such as "10s".')
+    return ms
 
 
 def _check_security(options: SinkOptions) -> None:

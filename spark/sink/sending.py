@@ -20,6 +20,7 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.spark.errors import PublishFailed
 from penstock.spark.sink.options import SinkOptions
 from penstock.spark.sink.requests import RowsRequest
+from penstock.store.durations import format_duration
 
 logger = logging.getLogger("penstock.spark")
 
@@ -59,7 +60,7 @@ class RowSender:
     """Sends requests to a node. While the node works on one, the caller's iterator makes the next one, and no more.
 
     So the node slows a task down, and what is not answered has at most the bytes of two requests. A request is sent again, with
-    growing delays, while the node can't be reached or has reached a limit, for up to `retry_ms`.
+    growing delays, while the node can't be reached or has reached a limit, for up to `SinkOptions.retry_ms`.
 
     Parameters:
         options: the options of the write.
@@ -87,7 +88,7 @@ class RowSender:
         """Send all requests; return when all of their rows are durable.
 
         Raises:
-            PublishFailed: the node refused a row or a call, or did not answer for `retry_ms`.
+            PublishFailed: the node refused a row or a call, or did not answer for `SinkOptions.retry_ms`.
         """
         sent = SentRows()
         pending: tuple[RowsRequest, Any] | None = None
@@ -120,8 +121,8 @@ class RowSender:
                     raise PublishFailed(f"The node refused rows of a task, such as {request.row(0)}: {failure}.") from error
                 if time.monotonic() - first_s >= self._options.retry_ms / 1000:
                     raise PublishFailed(
-                        f"The task gives up after retry_ms ({self._options.retry_ms}) at {request.row(0)}: {failure}. Publish "
-                        "the batch again: rows that are stored are not stored twice."
+                        f"The task gives up after {format_duration(self._options.retry_ms)} (retry) at {request.row(0)}: "
+                        f"{failure}. Publish the batch again: rows that are stored are not stored twice."
                     ) from error
             wait_s = delays.next_s()
             logger.warning("%s; the task sends %d rows again in %.2f s", failure, len(request.heads), wait_s)

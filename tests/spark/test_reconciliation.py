@@ -336,7 +336,7 @@ def test_a_report_on_a_node_equals_what_its_consumers_did(parts: Parts, found: R
     assert of_group(summary, "extends") == ({"acked": 3, "in_flight": 1}, {"acked": 3, "in_flight": 1})
     assert of_group(summary, "times out") == ({"revived": 4}, {"waiting": 4})
     assert of_group(summary, "dead") == ({"dead_lettered": 1}, {"dead_lettered": 1})
-    assert of_group(summary, "is given up") == ({"nacked": 1}, {"dead_lettered": 1})
+    assert of_group(summary, "is given up") == ({"dead_lettered": 1}, {"dead_lettered": 1})
     for name in ("resets", "deletes", "is unused"):
         assert of_group(summary, name) == ({"voided": 4}, {"voided": 4})
     assert of_group(summary, "expires") == ({"acked": 1, "expired": 12}, {"acked": 1, "expired": 12})

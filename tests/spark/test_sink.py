@@ -120,8 +120,8 @@ def bodies_in(target: str, topic_filter: str) -> Counter[bytes]:
         ({"target": TARGET, "tls": "yes"}, "tls is 'yes', but must be true or false"),
         ({"target": TARGET, "ca_file": "x", "key_file": "y"}, "belong together"),
         ({"target": TARGET, "certificate_file": "x", "key_file": "y"}, "needs TLS"),
-        ({"target": TARGET, "timeout_ms": "0"}, "timeout_ms is '0'"),
-        ({"target": TARGET, "retry_ms": "2m"}, "retry_ms is '2m'"),
+        ({"target": TARGET, "timeout": "0"}, "timeout is '0'"),
+        ({"target": TARGET, "retry": "2000"}, "retry is '2000'.*such as"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], complaint: str) -> None:
@@ -181,11 +181,18 @@ def test_rows_are_encoded_as_the_client_encodes_messages() -> None:
             "expire_after_ms": 1,
             "body": b"x" * 70_000,
         },
-        {"delay_ms": -1},
     ]
     messages = [
         OutgoingMessage(
-            **{"topic": "a/é", "body": b"body", "deduplication_id": f"{index}", "deduplication_age_ms": 5_000, **each}
+            **{
+                "topic": "a/é",
+                "body": b"body",
+                "deduplication_id": f"{index}",
+                "deduplication_age": 5.0,
+                "delay": each.get("delay_ms", 0) / 1000,
+                "expire_after": each.get("expire_after_ms", 0) / 1000,
+                **{name: value for name, value in each.items() if name not in ("delay_ms", "expire_after_ms")},
+            }
         )
         for index, each in enumerate(fields)
     ]
@@ -285,13 +292,13 @@ def test_a_task_gives_up_where_no_node_is() -> None:
     with socket.socket() as unused:  # bound, so that nobody else listens there
         unused.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(PublishFailed, match=r"gives up after retry_ms \(0\).*Connection refused"):
-            written(target, rows_of("a", b"1"), retry_ms="0", timeout_ms="200")
+        with pytest.raises(PublishFailed, match=r"gives up after 0 \(retry\).*Connection refused"):
+            written(target, rows_of("a", b"1"), retry="0", timeout="200ms")
 
 
 def test_a_task_sends_again_what_exceeds_a_limit_and_then_gives_up(node: NodeInThread) -> None:
-    with pytest.raises(PublishFailed, match=r"gives up after retry_ms \(100\).*larger than max"):
-        written(node.target, rows_of("large/1", b"x" * 2 * MIB), retry_ms="100")
+    with pytest.raises(PublishFailed, match=r"gives up after 100ms \(retry\).*larger than max"):
+        written(node.target, rows_of("large/1", b"x" * 2 * MIB), retry="100ms")
 
 
 async def test_a_task_waits_for_a_node_that_is_away(tmp_path: Path) -> None:

@@ -8,14 +8,19 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.system.processes import ROOT, STOP_S
 
@@ -105,6 +110,40 @@ def environment(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
+@pytest.fixture(scope="module")
+def small(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of programs of a new environment that has the wheel, and what it needs without an extra."""
+    folder = tmp_path_factory.mktemp("small")
+    venv.create(folder, with_pip=False)
+    programs = folder / "bin"
+    run(sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-deps", build.wheel, directory=folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in required(build.wheel):
+        for file in distribution(name).files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (packages / top).exists():
+                (packages / top).symlink_to(Path(str(distribution(name).locate_file(top))).resolve())
+    return programs
+
+
+def required(wheel: Path, extra: str = "") -> set[str]:
+    """Return the names of all distributions that a wheel needs, with what those need, as they are installed here."""
+    found: set[str] = set()
+    waiting = [Requirement(line) for line in metadata_of(wheel).get_all("Requires-Dist", [])]
+    while waiting:
+        requirement = waiting.pop()
+        if requirement.name in found or not (requirement.marker is None or requirement.marker.evaluate({"extra": extra})):
+            continue
+        found.add(requirement.name)
+        waiting += [Requirement(line) for line in distribution(requirement.name).requires or ()]
+    return found
+
+
+def metadata_of(wheel: Path) -> Message:
+    (name,) = (name for name in names_in(wheel) if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(zipfile.ZipFile(wheel).read(name))
+
+
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """Return the folder of a project whose packages are named like folders of Penstock."""
@@ -178,6 +217,52 @@ def test_the_installed_package_is_not_the_checkout(environment: Path, shop: Path
     )
     for path in shown.split():
         assert Path(path).is_relative_to(environment.parent)
+
+
+def test_the_clients_need_three_distributions(build: Build) -> None:
+    direct = [Requirement(line) for line in metadata_of(build.wheel).get_all("Requires-Dist", [])]
+    assert sorted(each.name for each in direct if each.marker is None) == ["grpcio", "orjson", "protobuf"]
+    assert required(build.wheel) == {"grpcio", "orjson", "protobuf", "typing-extensions"}
+
+
+def test_an_environment_without_the_node_has_clients_worker_and_testing(small: Path, shop: Path) -> None:
+    names = (
+        "import penstock, penstock.testing, penstock.worker.application\nfor name in penstock.__all__: getattr(penstock, name)"
+    )
+    run(small / "python", "-c", names, directory=shop)
+    assert "penstock send" in run(small / "penstock", "send", "--help", directory=shop)
+    for command in (("serve",), ("pub", "a", "b"), ("inspect", "log")):
+        ended = subprocess.run(
+            [small / "penstock", *command], cwd=shop, capture_output=True, text=True, timeout=RUN_S, check=False
+        )
+        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+        assert ended.stderr.startswith(f"penstock {command[0]} needs the node's packages: "), ended.stderr
+        assert "[node]" in ended.stderr
+
+
+@pytest.mark.nightly
+def test_both_installs_from_the_package_index_are_as_small_as_they_should_be(build: Build, tmp_path: Path) -> None:
+    """It prints packages, bytes and seconds: run it with `-s`. It needs the package index."""
+    for extra, packages_max, megabytes_max in (("", 5, 45), ("[node]", 60, 260)):
+        folder = tmp_path / (extra.strip("[]") or "small")
+        venv.create(folder, with_pip=False)
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+        began_s = time.monotonic()
+        run(*pip, "install", "--quiet", "--no-cache-dir", f"{build.wheel}{extra}", directory=tmp_path)
+        took_s = time.monotonic() - began_s
+        installed = json.loads(run(*pip, "list", "--format", "json", directory=tmp_path))
+        megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+        loading_s = min(timed(folder / "bin" / "python", "from penstock import Client", tmp_path) for _ in range(5))
+        print(f"penstock{extra}: {len(installed)} packages, {megabytes:.0f} MB, {took_s:.0f} s, import {loading_s:.2f} s")
+        assert len(installed) <= packages_max
+        assert megabytes <= megabytes_max
+
+
+def timed(python: Path, code: str, directory: Path) -> float:
+    """Return how many seconds a program takes."""
+    began_s = time.monotonic()
+    run(python, "-c", code, directory=directory)
+    return time.monotonic() - began_s
 
 
 @pytest.mark.nightly
