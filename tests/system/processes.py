@@ -136,18 +136,25 @@ class NodeProcess:
 
 
 def run_penstock(
-    *arguments: str, text: str = "", timeout_s: float = 100, anew: bool = False
+    *arguments: str, text: str = "", timeout_s: float = 100, anew: bool = False, directory: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of the command line with `text` as its input, and return its result."""
+    """Run a command of the command line in a directory with `text` as its input, and return its result."""
     if anew or ANEW.intersection(arguments[:1]) or "LD_PRELOAD" in os.environ:
         command = [sys.executable, "-m", "penstock", *arguments]
-        return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=timeout_s, check=False)
+        return subprocess.run(
+            command, cwd=directory, input=text, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     with ExitStack() as files:
         stdin, stdout, stderr = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
         stdin.write(text)
         stdin.seek(0)
         process = forks().launch(
-            arguments, stdin=stdin.fileno(), stdout=stdout.fileno(), stderr=stderr.fileno(), environment=os.environ
+            arguments,
+            stdin=stdin.fileno(),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+            directory=directory,
+            environment=os.environ,
         )
         try:
             status = process.wait(timeout_s)
