@@ -1,4 +1,4 @@
-"""`make test-chaos`: real faults under load. `docs/internals/faults.md` explains it."""
+"""`make test-chaos`: real faults under load. `tests/chaos/README.md` explains it."""
 
 from __future__ import annotations
 
