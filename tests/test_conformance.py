@@ -36,6 +36,7 @@ STATEMENTS_3 = """
 TEST = re.compile(r"`([\w./]+\.py)::(test_\w+)`")
 CASE = re.compile(r'`packet_cases(_5)?\.py` "([^"]+)"')
 NO_TEST = re.compile(r"asks the client|does not apply: \w.+|never sent: \w.+")
+RANGE = re.compile(r"(.+-)(\d+)\.\.(\d+)")
 LINK = re.compile(r"\]\(\.\./(tests/[\w/]+\.py)\)")
 
 
@@ -58,7 +59,17 @@ def rows(path: Path, columns: str) -> Iterator[list[str]]:
 
 
 RULES = list(rows(ROOT / "docs" / "conformance.md", "| 5.0 | 3.1.1 |"))
-REASONS = list(rows(ROOT / "docs" / "conformance.md", "| | in |"))
+REASONS = list(rows(ROOT / "docs" / "conformance.md", "| reason |"))
+
+
+def numbers(cell: str) -> Iterator[str]:
+    """Yield each number of a cell: 2.1.3-1..3 stands for three of them, - for none."""
+    for number in cell.split():
+        if found := RANGE.fullmatch(number):
+            section, first, last = found.groups()
+            yield from (f"{section}{each}" for each in range(int(first), int(last) + 1))
+        elif number != "-":
+            yield number
 
 
 @cache
@@ -87,7 +98,7 @@ def missing(proof: str) -> list[str]:
 
 @pytest.mark.parametrize(("column", "expected"), [(0, STATEMENTS_5), (1, STATEMENTS_3)], ids=["5.0", "3.1.1"])
 def test_every_normative_statement_is_in_the_table(column: int, expected: str) -> None:
-    listed = [number for row in RULES for number in row[column].split() if number != "-"]
+    listed = [number for row in RULES for number in numbers(row[column])]
     assert set(listed) == statements(expected)
     assert len(listed) == len(set(listed)), "each once"
 
