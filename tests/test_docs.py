@@ -17,7 +17,12 @@ from penstock.node.document import document_options
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("README.md")]
+    for path in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "tests").glob("README.md"),
+        *(ROOT / "tests").glob("*/README.md"),
+    ]
 )
 HISTORY = "CHANGELOG.md"
 """Names options and files of the past as well."""
