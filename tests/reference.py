@@ -237,10 +237,7 @@ def _exclusion(group: argparse._MutuallyExclusiveGroup) -> str:
 
 def metrics_page() -> str:
     """Return the page of all metrics that a node shows."""
-    rows = [
-        (f"`{_metric_name(family)}`", family.type, ", ".join(f"`{label}`" for label in _labels(family)), family.documentation)
-        for family in asyncio.run(families())
-    ]
+    rows = [(_metric_cell(family), family.documentation) for family in asyncio.run(families())]
     return (
         "\n\n".join(
             [
@@ -251,7 +248,9 @@ def metrics_page() -> str:
                 "`penstock_tables_*` only while the node writes [tables](../guides/tables.md), "
                 "`penstock_tracing_*` only with `tracing.endpoint`, and `penstock_replication_*` only with "
                 "`replication.cluster`.",
-                _table(("Metric", "Type", "Labels", "Meaning"), rows),
+                "Labels are in braces. A metric whose name ends with `_total` is a counter since the start. Others are gauges, "
+                "except for the histograms.",
+                _table(("Metric", "Meaning"), rows),
             ]
         )
         + "\n"
@@ -279,8 +278,11 @@ async def families() -> list[Metric]:
             await node.stop()
 
 
-def _metric_name(family: Metric) -> str:
-    return f"{family.name}_total" if family.type == "counter" else family.name
+def _metric_cell(family: Metric) -> str:
+    """Return the name of a metric with its labels, and its type if the name does not tell it."""
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    labels = f"{{{','.join(names)}}}" if (names := _labels(family)) else ""
+    return f"`{name}{labels}`{' (histogram)' if family.type == 'histogram' else ''}"
 
 
 def _labels(family: Metric) -> tuple[str, ...]:
@@ -296,8 +298,8 @@ def tables_page() -> str:
         NOTE,
         "# Tables",
         "The node and `penstock tables backfill` write these tables. The [guide](../guides/tables.md) shows how to read them. "
-        "Each of them "
-        "has the partition column `date` besides, the day in UTC on which its segment begins.",
+        "Each has the partition column `date` besides, the day in UTC on which its segment begins. Instants whose names "
+        "end with `_ms` are ms since 1970 UTC. Columns whose type says so may be null.",
     ]
     parts += [*_described(TABLES), f"## {START.name}", START.doc, *_described([RECORDS])]
     causes = [(f"`{cause}`", f"{meaning}.") for cause, meaning in CAUSES.items()]
@@ -308,16 +310,17 @@ def _described(tables: Iterable[ParquetTable]) -> Iterator[str]:
     """Yield the sections of Parquet tables."""
     for table in tables:
         rows = [
-            (f"`{column.name}`", f"`{column.type}`", "yes" if column.is_nullable else "no", column.doc)
+            (f"`{column.name}`", f"`{column.type}`{', null' if column.is_nullable else ''}", column.doc)
             for column in table.columns
         ]
-        yield from (f"## {table.name}", table.doc, _table(("Column", "Type", "Null", "Meaning"), rows))
+        yield from (f"## {table.name}", table.doc, _table(("Column", "Type", "Meaning"), rows))
 
 
 def reconciliation_page() -> str:
     """Return the page of the outcomes and of the tables of a report."""
+    kinds = {"deliveries": OF_DELIVERIES, "messages": OF_MESSAGES}
     outcomes = [
-        (f"`{each}`", "yes" if each in OF_DELIVERIES else "no", "yes" if each in OF_MESSAGES else "no", f"{meaning}.")
+        (f"`{each}`", ", ".join(what for what, those in kinds.items() if each in those), f"{meaning}.")
         for each, meaning in MEANINGS.items()
     ]
     return (
@@ -327,8 +330,9 @@ def reconciliation_page() -> str:
                 "# Reconciliation",
                 "`penstock reconcile` gives each delivery, and each message in a group, one of these outcomes. The "
                 "[guide](../guides/reconciliation.md) tells how to run it.",
-                _table(("Outcome", "Of deliveries", "Of messages", "Meaning"), outcomes),
-                "A report has `summary.json` and these Parquet tables.",
+                _table(("Outcome", "Of", "Meaning"), outcomes),
+                "A report has `summary.json` and these Parquet tables. Instants whose names end with `_ms` are ms since 1970 "
+                "UTC. Columns whose type says so may be null.",
                 *_described(REPORT_TABLES),
             ]
         )

@@ -50,23 +50,20 @@ class Cause(StrEnum):
 
 
 CAUSES = {
-    Cause.ACKED: "a consumer acknowledged the message, or the node did for an MQTT client that got it: at QoS 0, or when the "
-    "client could not acknowledge it any more",
+    Cause.ACKED: "a consumer acknowledged the message, or the node did for an MQTT client that got it",
     Cause.EXPIRED: "the message had expired before a consumer got it",
-    Cause.NACKED: "its consumer returned the message as a failed attempt; a stage `waiting` begins",
-    Cause.SUSPENDED: "its consumer returned the message without counting the attempt; a stage `waiting` begins",
-    Cause.EXTENDED: "its consumer changed the invisible time and goes on; a stage `extended` begins",
+    Cause.NACKED: "its consumer returned the message as a failed attempt",
+    Cause.SUSPENDED: "its consumer returned the message without counting the attempt",
+    Cause.EXTENDED: "its consumer changed the invisible time and goes on",
     Cause.TIMED_OUT: "the deadline passed, and the message came back",
-    Cause.RETURNED: "the node returned the message before the deadline, because its consumer had gone or could not take it",
-    Cause.WAITED: "the wait of a message that was nacked or suspended was over, and the message came back",
+    Cause.RETURNED: "its consumer had gone or could not take the message, so the node returned it",
+    Cause.WAITED: "the wait after `nacked` or `suspended` was over, and the message came back",
     Cause.DEAD_LETTERED: "the message became a dead letter",
-    Cause.RESET: "an operator reset the offset of the group, or a RocketMQ client did when it subscribed to a lite topic",
-    Cause.DELETED: "an operator deleted the group. If an earlier version of the node wrote the record, the reason may be that "
-    "the last subscription ended",
-    Cause.LAST_MEMBER_LEFT: "the group was deleted because the last subscription ended of those that had created it",
-    Cause.UNRECORDED: "the log does not say it. An acknowledgement right after its pop may be the node's, for a message that "
-    "had expired, if an earlier version of the node wrote it. A message that came back had timed out, waited or been returned, "
-    "but the beginning of its delivery is unknown",
+    Cause.RESET: "the offset of the group was reset, also by a RocketMQ client that subscribed to a lite topic",
+    Cause.DELETED: "an operator deleted the group. In records of earlier versions also `last_member_left`",
+    Cause.LAST_MEMBER_LEFT: "the group ended with the last of the subscriptions that had created it",
+    Cause.UNRECORDED: "the log does not say it: an earlier version of the node wrote the record, or the beginning of the "
+    "delivery is unknown",
 }
 
 
@@ -104,112 +101,107 @@ class ParquetTable(NamedTuple):
 
 
 _POSITION = ParquetColumn("position", ColumnType.BIGINT, "Position of the record in the log.")
-_AT_MS = ParquetColumn("at_ms", ColumnType.BIGINT, "Store time of the record, in ms since 1970 UTC.")
-_TIME = ParquetColumn("time", ColumnType.TIMESTAMP, "The same time as a timestamp in UTC.")
-_GROUP_ID = ParquetColumn("group_id", ColumnType.BIGINT, "Id of the consumer group.")
-_GROUP_NAME = ParquetColumn("group_name", ColumnType.STRING, "Name of the consumer group.")
+_AT_MS = ParquetColumn("at_ms", ColumnType.BIGINT, "Store time of the record.")
+_TIME = ParquetColumn("time", ColumnType.TIMESTAMP, "`at_ms` in UTC.")
+_GROUP_ID = ParquetColumn("group_id", ColumnType.BIGINT, "Id of the group.")
+_GROUP_NAME = ParquetColumn("group_name", ColumnType.STRING, "Name of the group.")
 
 MESSAGES = ParquetTable(
     "messages",
-    "One row per message. A message that retention has copied forward has the row of its first place, or one of its copy if "
-    "the tables don't have that place.",
+    "One row per message. One that retention has copied forward has the row of its first place, else that of its copy.",
     (
-        _POSITION._replace(doc="Position of the message, which is its id."),
-        _AT_MS._replace(doc="When the message was stored, in ms since 1970 UTC."),
+        _POSITION._replace(doc="Id of the message."),
+        _AT_MS._replace(doc="When the message was stored."),
         _TIME,
         ParquetColumn("topic", ColumnType.STRING, "Topic."),
         ParquetColumn("qos", ColumnType.INT, "QoS of the publisher."),
-        ParquetColumn("flags", ColumnType.INT, "All flags of the record (`store.record.Flag`)."),
-        ParquetColumn("retain", ColumnType.BOOLEAN, "Whether the message was published with the flag RETAIN."),
-        ParquetColumn("delayed", ColumnType.BOOLEAN, "Whether the message was to be delivered at a later time."),
+        ParquetColumn("flags", ColumnType.INT, "Flags of the record (`store.record.Flag`)."),
+        ParquetColumn("retain", ColumnType.BOOLEAN, "Whether it was published with the flag RETAIN."),
+        ParquetColumn("delayed", ColumnType.BOOLEAN, "Whether it was to be delivered later."),
         ParquetColumn(
             "recalled",
             ColumnType.BOOLEAN,
-            "Whether a delayed message was recalled or replaced. Null if the segment of the message does not say it.",
+            "Whether it was recalled or replaced, as far as its segment says.",
             is_nullable=True,
         ),
-        ParquetColumn("half", ColumnType.BOOLEAN, "Whether the message was stored as a half of a transaction."),
+        ParquetColumn("half", ColumnType.BOOLEAN, "Whether it was stored as a half of a transaction."),
         ParquetColumn(
             "rolled_back",
             ColumnType.BOOLEAN,
-            "Whether the transaction was rolled back. Null if the segment of the message does not say it.",
+            "Whether the transaction was rolled back, as far as its segment says.",
             is_nullable=True,
         ),
-        ParquetColumn(
-            "copied_at", ColumnType.BIGINT, "Position of the copy that the row was read from, if any.", is_nullable=True
-        ),
+        ParquetColumn("copied_at", ColumnType.BIGINT, "Position of the copy that the row was read from.", is_nullable=True),
         ParquetColumn("tag", ColumnType.STRING, "Tag.", is_nullable=True),
         ParquetColumn("keys", ColumnType.STRINGS, "Business keys.", is_nullable=True),
         ParquetColumn("message_group", ColumnType.STRING, "Message group.", is_nullable=True),
         ParquetColumn("content_type", ColumnType.STRING, "Content type.", is_nullable=True),
         ParquetColumn("deliver_at_ms", ColumnType.BIGINT, "Time of delivery of a delayed message.", is_nullable=True),
         ParquetColumn("expires_at_ms", ColumnType.BIGINT, "When the message expires.", is_nullable=True),
-        ParquetColumn("user_names", ColumnType.STRINGS, "Names of the user properties, in their order.", is_nullable=True),
-        ParquetColumn("user_values", ColumnType.STRINGS, "Values of the user properties.", is_nullable=True),
+        ParquetColumn("user_names", ColumnType.STRINGS, "Names of the user properties.", is_nullable=True),
+        ParquetColumn("user_values", ColumnType.STRINGS, "Their values.", is_nullable=True),
         ParquetColumn("body", ColumnType.BINARY, "Body."),
     ),
 )
 
 DELIVERIES = ParquetTable(
     "deliveries",
-    "One row per stage of a delivery. The log begins a new key when a consumer extends, nacks or suspends a delivery; all "
-    "stages of a delivery have one `delivery_id`. Count the rows whose stage is `popped` to count deliveries.",
+    "One row per stage of a delivery. A new stage with a new key begins when a consumer extends, nacks or suspends; all stages "
+    "of a delivery have one `delivery_id`. Deliveries are the rows whose stage is `popped`.",
     (
-        ParquetColumn(
-            "delivery_id", ColumnType.BIGINT, "Key of the delivery's first stage, or the earliest key of it that is known."
-        ),
-        ParquetColumn("key", ColumnType.BIGINT, "Key of this stage: position of its record plus the index in it."),
+        ParquetColumn("delivery_id", ColumnType.BIGINT, "Key of the first stage, or the earliest that is known."),
+        ParquetColumn("key", ColumnType.BIGINT, "Position of its record plus the index in it."),
         ParquetColumn("stage", ColumnType.STRING, "`popped`, `extended` (its consumer goes on) or `waiting` (nobody has it)."),
         _POSITION,
-        _AT_MS._replace(doc="When the stage began, in ms since 1970 UTC."),
+        _AT_MS._replace(doc="When the stage began."),
         _TIME,
-        ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline, as it was when the stage began."),
-        ParquetColumn("return_ms", ColumnType.BIGINT, "Time by which the message is back: the deadline plus the back-off."),
+        ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline when the stage began."),
+        ParquetColumn("return_ms", ColumnType.BIGINT, "Deadline plus back-off."),
         _GROUP_ID,
         _GROUP_NAME,
         ParquetColumn("message_position", ColumnType.BIGINT, "Position of the message."),
-        ParquetColumn("message_bytes", ColumnType.INT, "Size of the record of the message."),
-        ParquetColumn("queue_offset", ColumnType.BIGINT, "Offset of the message in the queue that it came from."),
-        ParquetColumn("retried", ColumnType.BOOLEAN, "Whether that was the retry queue of the group."),
-        ParquetColumn("attempt", ColumnType.INT, "Number of the attempt, from 1."),
+        ParquetColumn("message_bytes", ColumnType.INT, "Size of its record."),
+        ParquetColumn("queue_offset", ColumnType.BIGINT, "Offset in the queue that it came from."),
+        ParquetColumn("retried", ColumnType.BOOLEAN, "Whether that was the group's retry queue."),
+        ParquetColumn("attempt", ColumnType.INT, "Attempt, from 1."),
     ),
 )
 
 ENDS = ParquetTable(
     "ends",
-    "One row per stage of a delivery that ended. A delivery without an end of its last stage is open, unless its end was in a "
-    "range of `damages`.",
+    "One row per stage that ended. A delivery without an end of its last stage is open, unless its end was in a range of "
+    "`damages`.",
     (
         ParquetColumn("delivery_id", ColumnType.BIGINT, "As in `deliveries`."),
         ParquetColumn("key", ColumnType.BIGINT, "Key of the stage that ended."),
         _POSITION._replace(doc="Position of the record that ended the stage."),
-        _AT_MS._replace(doc="When the stage ended, in ms since 1970 UTC."),
+        _AT_MS._replace(doc="When the stage ended."),
         _TIME,
-        ParquetColumn("cause", ColumnType.STRING, "Why it ended; see below."),
+        ParquetColumn("cause", ColumnType.STRING, "See below."),
         ParquetColumn(
             "counted",
             ColumnType.BOOLEAN,
-            "Whether the attempt counts. Null for causes that return no message, and for `waited` and `unrecorded`.",
+            "Whether the attempt counts, where `cause` returns a message from its consumer.",
             is_nullable=True,
         ),
-        ParquetColumn("reason", ColumnType.STRING, "Why the message is a dead letter, as the node says.", is_nullable=True),
+        ParquetColumn("reason", ColumnType.STRING, "Why the message is a dead letter.", is_nullable=True),
         ParquetColumn(
             "repeated",
             ColumnType.BOOLEAN,
-            "Whether the stage had already ended in the same segment. If it had in an earlier one, `stage` is null instead.",
+            "Whether the stage had ended in the same segment before. If in an earlier one, `stage` is null.",
         ),
-        ParquetColumn("stage", ColumnType.STRING, "Stage that ended. Null if its beginning is unknown.", is_nullable=True),
-        ParquetColumn("popped_ms", ColumnType.BIGINT, "When the delivery was popped, if known.", is_nullable=True),
+        ParquetColumn("stage", ColumnType.STRING, "Stage that ended, if its beginning is known.", is_nullable=True),
+        ParquetColumn("popped_ms", ColumnType.BIGINT, "When it was popped, if known.", is_nullable=True),
         ParquetColumn(
             "deadline_ms",
             ColumnType.BIGINT,
-            "Deadline in force at the end: a step of the node's clock may have moved it. Null if the beginning is unknown.",
+            "Deadline at the end, if known: a step of the clock may have moved it.",
             is_nullable=True,
         ),
         _GROUP_ID,
         _GROUP_NAME,
         ParquetColumn("message_position", ColumnType.BIGINT, "Position of the message, if known.", is_nullable=True),
-        ParquetColumn("attempt", ColumnType.INT, "Number of the attempt, if known.", is_nullable=True),
+        ParquetColumn("attempt", ColumnType.INT, "Attempt, if known.", is_nullable=True),
     ),
 )
 
@@ -219,20 +211,19 @@ DAMAGES = ParquetTable(
     (
         _POSITION._replace(doc="Position of the first missing byte."),
         ParquetColumn("until_position", ColumnType.BIGINT, "Position after the last one."),
-        _AT_MS._replace(doc="Store time of the record in its place, or of the first one after it, in ms since 1970 UTC."),
+        _AT_MS._replace(doc="Store time of the record in its place, or after it."),
         _TIME,
         ParquetColumn(
             "cause",
             ColumnType.STRING,
-            "`damaged`: `penstock repair` set the range aside. `dropped`: retention deleted it before it was in the tables.",
+            "`damaged`: set aside by `penstock repair`. `dropped`: deleted before it was in the tables.",
         ),
     ),
 )
 
 SETTINGS = ParquetTable(
     "settings",
-    "One row per change of a consumer group and wait of its back-off: its creation, a change of its settings, a reset of its "
-    "offset, its deletion.",
+    "One row per change of a group and wait of its back-off.",
     (
         _POSITION,
         _AT_MS,
@@ -240,44 +231,42 @@ SETTINGS = ParquetTable(
         _GROUP_ID,
         _GROUP_NAME,
         ParquetColumn("change", ColumnType.STRING, "`created`, `changed`, `reset` or `deleted`."),
-        ParquetColumn("attempt", ColumnType.INT, "Attempt, from 1, after which a message waits for `backoff_ms`."),
+        ParquetColumn("attempt", ColumnType.INT, "Attempt after which a message waits for `backoff_ms`."),
         ParquetColumn(
             "backoff_ms",
             ColumnType.BIGINT,
-            "That wait. The last one of a change holds for later attempts. Null if the group has the node's option.",
+            "That wait. The last one holds for later attempts. Null: the node's option.",
             is_nullable=True,
         ),
-        ParquetColumn("topic_filter", ColumnType.STRING, "Filter of a group that is created.", is_nullable=True),
-        ParquetColumn("attempts_max", ColumnType.INT, "Null if the group has the node's option.", is_nullable=True),
-        ParquetColumn("settings", ColumnType.STRING, "All settings that are not at their defaults, as JSON."),
+        ParquetColumn("topic_filter", ColumnType.STRING, "Filter of a created group.", is_nullable=True),
+        ParquetColumn("attempts_max", ColumnType.INT, "Null: the node's option.", is_nullable=True),
+        ParquetColumn("settings", ColumnType.STRING, "Settings that are not at their defaults, as JSON."),
     ),
 )
 
 OPEN = ParquetTable(
     "open",
-    "What is open at the end of each segment, so that a query can begin there: one row per stage of a delivery without an end, "
-    "and per message that waits for its next delivery. The rows of a file are the state after its segment, or after "
-    "the last one of those whose files were joined.",
+    "What is open at the end of each segment: one row per stage without an end, and per message that waits for its next "
+    "delivery. A joined file has the state after its last segment.",
     (
         ParquetColumn("delivery_id", ColumnType.BIGINT, "As in `deliveries`."),
-        ParquetColumn("key", ColumnType.BIGINT, "Key of the stage; of a `queued` message, that of its last one."),
+        ParquetColumn("key", ColumnType.BIGINT, "Key of the stage, or of the last one of a `queued` message."),
         ParquetColumn(
             "stage",
             ColumnType.STRING,
-            "`popped`, `extended` or `waiting` as in `deliveries`, or `queued`: the message came back, and waits for its next "
-            "delivery.",
+            "As in `deliveries`, or `queued`: the message came back.",
         ),
-        _POSITION._replace(doc="Position of the record that began the stage, or that brought a `queued` message back."),
+        _POSITION._replace(doc="Position of the record that began the stage, or brought the message back."),
         _AT_MS,
         _TIME,
-        ParquetColumn("popped_ms", ColumnType.BIGINT, "When the delivery was popped, if known.", is_nullable=True),
+        ParquetColumn("popped_ms", ColumnType.BIGINT, "When it was popped, if known.", is_nullable=True),
         ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline in force."),
-        ParquetColumn("return_ms", ColumnType.BIGINT, "Time by which the message is back: the deadline plus the back-off."),
+        ParquetColumn("return_ms", ColumnType.BIGINT, "Deadline plus back-off."),
         _GROUP_ID,
         _GROUP_NAME,
         ParquetColumn("message_position", ColumnType.BIGINT, "Position of the message."),
-        ParquetColumn("retried", ColumnType.BOOLEAN, "Whether the delivery came from the retry queue of the group."),
-        ParquetColumn("attempt", ColumnType.INT, "Number of the attempt, from 1."),
+        ParquetColumn("retried", ColumnType.BOOLEAN, "Whether it came from the group's retry queue."),
+        ParquetColumn("attempt", ColumnType.INT, "Attempt, from 1."),
     ),
 )
 
@@ -285,10 +274,9 @@ TABLES = (MESSAGES, DELIVERIES, ENDS, DAMAGES, SETTINGS, OPEN)
 
 START = OPEN._replace(
     name="start",
-    doc="What was open where the tables begin after position 0, and where they begin again after a gap that retention has "
-    "left, in the columns of `open`. The position is the name of the file; there is none where it is not known what was open. "
-    "Snapshots of the index say it, and not as much as the log: a delivery that was extended or returned has the key of its "
-    "last stage as `delivery_id`, and `key`, `position` and the times of a `queued` message only say that it came back before.",
+    doc="What was open where the tables begin after position 0, or again after a gap, in the columns of `open`. The position is "
+    "the name of the file; there is none where nothing is known. A delivery that was extended or returned has the key of its "
+    "last stage as `delivery_id`. `key`, `position` and the times of a `queued` message only say that it came back before.",
 )
 """A table of a few files, which are not of segments."""
 
@@ -298,16 +286,14 @@ RECORDS = ParquetTable(
     (
         _POSITION,
         ParquetColumn("size", ColumnType.INT, "Bytes of the record in the log."),
-        ParquetColumn(
-            "kind", ColumnType.STRING, "Name of `store.record.Kind`, or KIND_ and the number of a kind that is not known here."
-        ),
-        ParquetColumn("flags", ColumnType.INT, "All flags of the record (`store.record.Flag`)."),
+        ParquetColumn("kind", ColumnType.STRING, "Name of `store.record.Kind`, or KIND_ and a number that is not known here."),
+        ParquetColumn("flags", ColumnType.INT, "Flags of the record (`store.record.Flag`)."),
         _AT_MS,
         _TIME,
-        ParquetColumn("topic", ColumnType.STRING, "Topic of a message, or name of a consumer group."),
-        ParquetColumn("group_id", ColumnType.BIGINT, "Id of the consumer group, if it is a record of one.", is_nullable=True),
-        ParquetColumn("epoch", ColumnType.BIGINT, "Epoch of the consumer group, likewise.", is_nullable=True),
-        ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline of a checkpoint, likewise.", is_nullable=True),
+        ParquetColumn("topic", ColumnType.STRING, "Topic of a message, or name of a group."),
+        ParquetColumn("group_id", ColumnType.BIGINT, "Id of the group, in a record of one.", is_nullable=True),
+        ParquetColumn("epoch", ColumnType.BIGINT, "Epoch of the group.", is_nullable=True),
+        ParquetColumn("deadline_ms", ColumnType.BIGINT, "Deadline of a checkpoint.", is_nullable=True),
         ParquetColumn("properties", ColumnType.STRING, "Properties as JSON."),
         ParquetColumn("body", ColumnType.BINARY, "Body."),
     ),

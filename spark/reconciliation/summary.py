@@ -34,19 +34,19 @@ class Outcome(StrEnum):
 
 MEANINGS = {
     Outcome.ACKED: "acknowledged before its deadline",
-    Outcome.ACKED_LATE: "acknowledged after its deadline. The node refuses that, so it shows a defect or a log from elsewhere",
+    Outcome.ACKED_LATE: "acknowledged after its deadline, which the node refuses: a defect, or a log from elsewhere",
     Outcome.NACKED: "its consumer returned the message as a failed attempt",
     Outcome.SUSPENDED: "its consumer returned the message without counting the attempt",
-    Outcome.RETURNED: "the node returned the message before the deadline, because its consumer had gone or could not take it",
+    Outcome.RETURNED: "its consumer had gone or could not take the message, so the node returned it",
     Outcome.REVIVED: "the deadline passed, and the message came back",
     Outcome.DEAD_LETTERED: "the message became a dead letter",
     Outcome.EXPIRED: "the message had expired before a consumer saw it, and the node acknowledged it",
     Outcome.IN_FLIGHT: "nothing ended it yet, and its time is not over",
-    Outcome.WAITING: "the message came back and waits for its next delivery. Only messages have this outcome",
+    Outcome.WAITING: "the message came back and waits for its next delivery",
     Outcome.LOST: "nothing ended it, and deadline, back-off and grace (`--grace`) are over",
-    Outcome.CONFLICTING: "it ended in two ways, or twice in a way that isn't an acknowledgement",
+    Outcome.CONFLICTING: "it ended in two ways, or twice other than by acknowledgements",
     Outcome.VOIDED: "an operator reset or deleted its group, or the last member of a shared subscription left",
-    Outcome.UNKNOWN: "the log does not say it: records are damaged or missing, or they are of a version that wrote less",
+    Outcome.UNKNOWN: "records are damaged, missing, or of a version that wrote less",
 }
 
 OF_DELIVERIES = tuple(each for each in Outcome if each is not Outcome.WAITING)

@@ -25,24 +25,24 @@ class AccessCollector(Collector):
         access = self._access
         policy, passwords, audit = access.policy, access.passwords, access.audit
         rules = len(policy.rules.rules) if policy is not None else 0
-        yield gauge("penstock_access_rules", "Rules in force, with those of roles and principals.", rules)
+        yield gauge("penstock_access_rules", "Rules in force.", rules)
         users = len(passwords.hashes) if passwords is not None else 0
         yield gauge("penstock_access_users", "Users in the password file.", users)
         yield gauge("penstock_access_bans", "Bans that have not ended.", len(list(access.bans)))
         yield labelled_counter(
             "penstock_access_reloads",
-            "Times that the files of access control were read again, by result. After a failure the old content holds.",
+            "Reloads of access control. After a failure the old content holds.",
             ["result"],
             {("done",): access.reloads, ("failed",): access.reloads_failed},
         )
         yield labelled_counter(
             "penstock_access_events",
-            "What the audit log is about, by event, whether there is a file for it or not.",
+            "Audited events, also without an audit file.",
             ["event"],
             {(event,): count for event, count in sorted(audit.counts.items())},
         )
         yield counter(
             "penstock_audit_lines_lost",
-            "Lines of the audit log that could not be written, for example on a full disk.",
+            "Lines of the audit log that could not be written.",
             audit.lost,
         )

@@ -27,12 +27,12 @@ class DescriptorCollector(Collector):
         shares = self._shares
         yield labelled_gauge(
             "penstock_descriptors",
-            "File descriptors that each part may have. The limit of the process is process_max_fds.",
+            "File descriptors that a part may have.",
             ["part"],
             {("store",): shares.store, ("pop",): shares.pop, ("admin",): shares.admin, ("mqtt",): shares.mqtt},
         )
         yield counter(
             "penstock_admin_connections_closed_early",
-            "Connections of the admin listener closed because too many were open.",
+            "Admin connections closed because too many were open.",
             self._closed_early(),
         )

@@ -21,31 +21,31 @@ class MqttConnectionCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         gateway, traffic, listeners = self._gateway, self._gateway.traffic, list(self._gateway.listeners)
-        yield gauge("penstock_mqtt_connections", "Open MQTT connections.", len(gateway.connections))
+        yield gauge("penstock_mqtt_connections", "Open connections.", len(gateway.connections))
         yield gauge(
             "penstock_mqtt_handshakes", "Connections in a TLS handshake or PROXY header.", gateway.listeners.handshakes.open
         )
         lingering = gateway.sockets.lingering if gateway.sockets is not None else None
         yield gauge(
             "penstock_mqtt_sockets_lingering",
-            "Sockets of ended connections whose clients have not closed their side yet.",
+            "Sockets whose clients have not closed their side yet.",
             len(lingering) if lingering is not None else 0,
         )
         yield counter(
             "penstock_mqtt_sockets_cut_short",
-            "Sockets of ended connections that were closed before their clients had closed their side.",
+            "Sockets closed before their clients had closed their side.",
             lingering.cut_short if lingering is not None else 0,
         )
         yield labelled_gauge("penstock_mqtt_clients", "Connected clients.", ["listener", "version"], traffic.connected)
         yield labelled_counter(
             "penstock_mqtt_connections_accepted",
-            "MQTT clients accepted since the start.",
+            "Clients accepted.",
             ["listener", "version"],
             traffic.accepted,
         )
         yield labelled_counter(
             "penstock_mqtt_connections_closed",
-            'Connections closed since the start: the reason is "client" if the client closed it, else the reason of the node.',
+            "Connections closed, by the node's reason, or client.",
             ["listener", "reason"],
             traffic.closed,
         )
@@ -61,12 +61,12 @@ class MqttConnectionCollector(Collector):
             ("in", "received", {(each.name,): each.bytes_in for each in listeners}),
             ("out", "sent", {(each.name,): each.bytes_out for each in listeners}),
         ):
-            yield labelled_counter(f"penstock_mqtt_bytes_{direction}", f"Bytes of MQTT {done}.", ["listener"], sizes)
+            yield labelled_counter(f"penstock_mqtt_bytes_{direction}", f"Bytes {done}.", ["listener"], sizes)
 
     def _packets(self, direction: str, done: str, packets: list[int], publishes: int) -> Iterator[Metric]:
         by_type = {(NAMES[kind].lower(),): count for kind, count in enumerate(packets) if count}
         by_type["publish",] = publishes
-        yield labelled_counter(f"penstock_mqtt_packets_{direction}", f"MQTT packets {done}, by type.", ["type"], by_type)
+        yield labelled_counter(f"penstock_mqtt_packets_{direction}", f"Packets {done}.", ["type"], by_type)
 
 
 class MqttMessageCollector(Collector):
@@ -78,21 +78,21 @@ class MqttMessageCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counters = self._gateway.counters
-        yield counter("penstock_mqtt_publishes_in", "PUBLISH packets received and stored.", counters.publishes_in)
+        yield counter("penstock_mqtt_publishes_in", "PUBLISH packets stored.", counters.publishes_in)
         yield counter("penstock_mqtt_publishes_out", "PUBLISH packets sent.", counters.publishes_out)
         yield counter(
             "penstock_mqtt_deliveries_acked",
-            "Deliveries at QoS 1 and 2 that clients acknowledged.",
+            "Deliveries that clients acknowledged.",
             counters.deliveries_acked,
         )
         yield durations(
             "penstock_mqtt_delivery_seconds",
-            "Time from a commit until all clients that keep up with a topic filter have been sent its messages.",
+            "Time from a commit until clients that keep up have been sent its messages.",
             self._gateway.fanouts.times,
         )
         yield counter(
             "penstock_mqtt_publishes_refused",
-            "PUBLISH packets that the node refused or a plugin forbade.",
+            "PUBLISH packets refused.",
             counters.publishes_refused,
         )
         yield counter(
@@ -108,12 +108,12 @@ class MqttMessageCollector(Collector):
         )
         yield counter(
             "penstock_mqtt_deliveries_too_large",
-            "Deliveries skipped because they exceed the client's maximum packet size.",
+            "Deliveries skipped because of the client's Maximum Packet Size.",
             counters.deliveries_too_large,
         )
         yield counter(
             "penstock_mqtt_deliveries_untaken",
-            "Attempts to deliver a message of a shared subscription that failed because no member could take it.",
+            "Deliveries of shared subscriptions that no member could take.",
             counters.deliveries_untaken,
         )
         yield gauge("penstock_mqtt_retained", "Retained messages.", len(self._retained))
@@ -125,18 +125,16 @@ class MqttMessageCollector(Collector):
         yield gauge("penstock_mqtt_sessions", "Sessions of connected clients.", len(gateway.clients.values()))
         yield gauge(
             "penstock_mqtt_sessions_stored",
-            "Stored sessions, of connected and disconnected clients, and stored wills.",
+            "Stored sessions and wills.",
             len(gateway.lifecycle.sessions),
         )
         yield gauge("penstock_mqtt_sessions_away", "Stored sessions of disconnected clients.", gateway.lifecycle.away)
         yield counter(
             "penstock_mqtt_queued_dropped",
-            "Messages skipped because more than mqtt.session_queued_max waited for a client.",
+            "Messages skipped because of mqtt.session_queued_max.",
             counters.queued_dropped,
         )
-        yield counter(
-            "penstock_mqtt_sessions_expired", "Sessions that ended because their expiry was over.", counters.sessions_expired
-        )
+        yield counter("penstock_mqtt_sessions_expired", "Sessions that expired.", counters.sessions_expired)
 
     def _subscriptions(self) -> Iterator[Metric]:
         gateway, counters = self._gateway, self._gateway.counters
@@ -145,7 +143,7 @@ class MqttMessageCollector(Collector):
         )
         yield counter(
             "penstock_mqtt_subscriptions_withdrawn",
-            "Subscriptions that ended because their clients may no longer have them.",
+            "Subscriptions ended because access was withdrawn.",
             counters.subscriptions_withdrawn,
         )
         yield gauge("penstock_mqtt_subscriptions", "Subscriptions of connected clients.", counters.subscriptions)
@@ -155,12 +153,12 @@ class MqttMessageCollector(Collector):
         yield gauge("penstock_mqtt_shared", "Pairs of share name and filter that connected clients use.", len(gateway.shared))
         yield counter(
             "penstock_mqtt_deliveries_returned",
-            "Deliveries of shared subscriptions that returned to their group unacknowledged.",
+            "Deliveries of shared subscriptions returned unacknowledged.",
             counters.deliveries_returned,
         )
         yield gauge(
             "penstock_mqtt_slow_consumers",
-            "Clients with a subscription that reads from its cursor because it has fallen behind.",
+            "Clients with a subscription that has fallen behind.",
             sum(1 for client in gateway.clients.values() if client.outbox.lagging),
         )
 
@@ -175,69 +173,61 @@ class MqttProtectionCollector(Collector):
         gateway, authorizer, backpressure = self._gateway, self._gateway.authorizer, self._gateway.backpressure
         yield labelled_counter(
             "penstock_mqtt_access_decisions",
-            "Questions to the plugins, by answer: allowed or denied; or why there was none: error, timeout or overload.",
+            "Questions to plugins, by answer, or why there was none: error, timeout or overload.",
             ["action", "outcome"],
             authorizer.questions.outcomes,
         )
-        yield gauge("penstock_mqtt_access_answers", "Cached answers of the plugins about topics.", authorizer.decisions.kept)
-        yield gauge(
-            "penstock_mqtt_access_questions", "Questions that wait for an answer of the plugins.", authorizer.questions.waiting
-        )
+        yield gauge("penstock_mqtt_access_answers", "Cached answers of plugins about topics.", authorizer.decisions.kept)
+        yield gauge("penstock_mqtt_access_questions", "Questions that wait for plugins.", authorizer.questions.waiting)
         logins, verified = authorizer.logins.queue, authorizer.logins.verified
-        yield gauge(
-            "penstock_mqtt_logins_waiting", "Clients that wait until the plugins are asked who they are.", logins.waiting
-        )
+        yield gauge("penstock_mqtt_logins_waiting", "Logins that wait for their turn.", logins.waiting)
         yield gauge(
             "penstock_mqtt_logins_waiting_max",
-            "Clients that may wait so; a further one is held.",
+            "Logins that may wait; further ones are held.",
             logins.waiting_max,
         )
         yield gauge(
             "penstock_mqtt_logins_held",
-            "Clients for which there is no room to wait yet; they wait when there is, or are told that the server is busy.",
+            "Logins for which there is no room to wait.",
             logins.held,
         )
-        yield gauge(
-            "penstock_mqtt_logins_running", "Clients about which the plugins are asked now who they are.", logins.running
-        )
+        yield gauge("penstock_mqtt_logins_running", "Logins under way.", logins.running)
         yield gauge(
             "penstock_mqtt_logins_per_second",
-            "Logins that the plugins answered per second when they last had more to do than they could; 0 if they never had.",
+            "Logins answered per second when more came than could be answered; 0 before that.",
             logins.per_s,
         )
         yield gauge(
             "penstock_mqtt_login_wait_seconds",
-            "Seconds until all clients that wait or are held could be answered; a client that connects now comes after them.",
+            "Seconds until all waiting and held logins could be answered.",
             logins.wait_s,
         )
         yield gauge(
             "penstock_mqtt_logins_remembered",
-            "Verified credentials that the node remembers.",
+            "Remembered credentials.",
             len(verified) if verified is not None else 0,
         )
         yield counter(
             "penstock_mqtt_logins_recognized",
-            "Logins that needed no verification, because the node remembered the credentials.",
+            "Logins whose credentials were remembered.",
             verified.hits if verified is not None else 0,
         )
         yield labelled_counter(
             "penstock_mqtt_throttled",
-            "Times that a client was paused by a rate limit.",
+            "Pauses of clients by a rate limit.",
             ["limit"],
             {(limit,): count for limit, count in gateway.throttle.throttled.items()},
         )
-        yield gauge("penstock_mqtt_throttled_now", "Clients that a rate limit pauses now.", len(gateway.throttle))
+        yield gauge("penstock_mqtt_throttled_now", "Clients paused by a rate limit.", len(gateway.throttle))
         yield counter(
             "penstock_mqtt_held_off",
-            "Times that the node began to refuse a client, a user or a source after protocol errors.",
+            "Clients, users and sources held off after protocol errors.",
             gateway.traffic.held_off,
         )
-        yield gauge(
-            "penstock_mqtt_backpressure_waiting", "Publishers that are paused until the disk catches up.", len(backpressure)
-        )
+        yield gauge("penstock_mqtt_backpressure_waiting", "Publishers paused until the disk catches up.", len(backpressure))
         yield counter("penstock_mqtt_backpressure", "Times that the disk fell behind.", backpressure.entered)
         yield gauge(
             "penstock_mqtt_undurable_bytes",
-            "Bytes of the log that are stored and not yet on disk.",
+            "Bytes of the log that are not yet on disk.",
             backpressure.undurable_bytes,
         )

@@ -20,30 +20,30 @@ from penstock.pop.grpc.responsebytes import ResponseBytes
 
 GROUP_GAUGES: dict[str, tuple[str, Callable[[GroupSnapshot], float]]] = {
     "visible": (
-        "Messages that a pop could return now. For a group that selects messages on delivery this is an upper bound.",
+        "Messages that a pop could return now; an upper bound for groups with a filter on delivery.",
         lambda found: found.visible,
     ),
     "retries": ("Visible messages that were delivered before.", lambda found: found.retries),
-    "in_flight": ("Messages that are delivered and not settled.", lambda found: found.in_flight),
-    "delayed": ("Messages in flight that wait for their back-off to end.", lambda found: found.delayed),
-    "parked": ("Messages that wait for an earlier message of their message group.", lambda found: found.parked),
+    "in_flight": ("Messages delivered and not settled.", lambda found: found.in_flight),
+    "delayed": ("Messages in flight that wait for a back-off.", lambda found: found.delayed),
+    "parked": ("Messages that wait for an earlier one of their message group.", lambda found: found.parked),
     "dead": ("Dead letters that were not sent back.", lambda found: found.dead),
     "waiting": ("Pops that wait for a message.", lambda found: len(found.group.polls)),
-    "oldest_seconds": ("Age of the oldest message that is not delivered.", lambda found: (found.oldest_ms or 0) / 1000),
+    "oldest_seconds": ("Age of the oldest undelivered message.", lambda found: (found.oldest_ms or 0) / 1000),
     "oldest_in_flight_seconds": (
-        "Age of the oldest delivery that is not settled.",
+        "Age of the oldest unsettled delivery.",
         lambda found: (found.oldest_in_flight_ms or 0) / 1000,
     ),
 }
 """Metrics of each group, by the ends of their names."""
 
 TOTALS = {
-    "visible": "Messages that pops of all groups could return now.",
-    "retries": "Visible messages of all groups that were delivered before.",
-    "in_flight": "Messages of all groups that are delivered and not settled.",
-    "delayed": "Messages in flight of all groups that wait for their back-off to end.",
-    "parked": "Messages of all groups that wait for an earlier message of their message group.",
-    "dead": "Dead letters of all groups that were not sent back.",
+    "visible": "As `penstock_pop_group_visible`, of all groups.",
+    "retries": "As `penstock_pop_group_retries`, of all groups.",
+    "in_flight": "As `penstock_pop_group_in_flight`, of all groups.",
+    "delayed": "As `penstock_pop_group_delayed`, of all groups.",
+    "parked": "As `penstock_pop_group_parked`, of all groups.",
+    "dead": "As `penstock_pop_group_dead`, of all groups.",
 }
 """Metrics of all groups together. A message counts once for each group that has it."""
 
@@ -89,53 +89,48 @@ class PopCollector(Collector):
         pop, counters, transactions = self._pop, self._pop.counters, self._transactions
         yield gauge("penstock_pop_waiting", "Pops that wait for a message.", pop.waiting)
         yield gauge("penstock_pop_checkpoints_open", "Checkpoints with unsettled deliveries.", pop.checkpoints_open)
-        yield counter("penstock_pop_sent", "Messages of services that were stored since the start.", self._sender.sent)
-        yield counter("penstock_pop_handed_out", "Deliveries since the start.", counters.handed_out)
-        yield counter("penstock_pop_acked", "Deliveries acknowledged since the start.", counters.acked)
-        yield counter("penstock_pop_revived", "Deliveries revived since the start.", counters.revived)
+        yield counter("penstock_pop_sent", "Messages of services that were stored.", self._sender.sent)
+        yield counter("penstock_pop_handed_out", "Deliveries.", counters.handed_out)
+        yield counter("penstock_pop_acked", "Deliveries acknowledged.", counters.acked)
+        yield counter("penstock_pop_revived", "Deliveries revived.", counters.revived)
         yield counter(
             "penstock_pop_uncounted",
-            "Deliveries revived without counting an attempt, because the time of several of one pop was over.",
+            "Deliveries revived without counting an attempt.",
             counters.uncounted,
         )
-        yield counter(
-            "penstock_pop_dead_lettered", "Messages that became dead letters since the start.", counters.dead_lettered
-        )
-        yield counter("penstock_pop_expired", "Messages skipped because their time to live was over.", counters.expired)
-        yield counter("penstock_pop_refused", "Pops refused because too many pops were waiting.", counters.refused)
-        yield gauge("penstock_pop_requests_bytes", "Bytes that gRPC requests under way have or may need.", self._requests.used)
+        yield counter("penstock_pop_dead_lettered", "Messages that became dead letters.", counters.dead_lettered)
+        yield counter("penstock_pop_expired", "Messages skipped because they had expired.", counters.expired)
+        yield counter("penstock_pop_refused", "Pops refused because too many waited.", counters.refused)
+        yield gauge("penstock_pop_requests_bytes", "Bytes that gRPC requests have or may need.", self._requests.used)
         yield labelled_counter(
             "penstock_pop_requests_refused",
-            "gRPC requests that were not served because of their bytes, by reason. What gRPC itself refuses is not counted: "
-            "requests that are too large for pop.message_bytes_max, and compressed ones.",
+            "gRPC requests not served because of their bytes, except those that gRPC itself refuses.",
             ["reason"],
             {(reason,): self._requests.refused[reason] for reason in RefusedFor},
         )
-        yield gauge("penstock_pop_responses_bytes", "Bytes of responses that callers have not read yet.", self._responses.used)
+        yield gauge("penstock_pop_responses_bytes", "Bytes of responses that callers have not read.", self._responses.used)
         yield counter(
             "penstock_pop_unread_closed",
-            "Connections closed because their responses were not read: see pop.responses_bytes_max.",
+            "Connections closed because of unread responses: see pop.responses_bytes_max.",
             self._responses.ended,
         )
         yield counter(
             "penstock_pop_refusals_delayed",
-            "Refused gRPC calls that heard so later, because their source was refused too often.",
+            "Refused gRPC calls whose answer was delayed.",
             self._refusals.delayed,
         )
         yield gauge(
             "penstock_pop_revive_late_seconds_max",
-            "Longest time by which a revival came after its deadline.",
+            "Longest time from a deadline to its revival.",
             counters.revive_late_ms_max / 1000,
         )
         if self._rocketmq_clients is not None:
-            yield gauge("penstock_rocketmq_clients", "RocketMQ clients that sent a heartbeat lately.", self._rocketmq_clients())
+            yield gauge("penstock_rocketmq_clients", "Connected RocketMQ clients.", self._rocketmq_clients())
         yield gauge("penstock_pop_transactions_pending", "Half messages without an outcome.", len(transactions))
         yield counter("penstock_pop_transactions_committed", "Half messages committed.", transactions.committed)
         yield counter("penstock_pop_transactions_rolled_back", "Half messages rolled back.", transactions.rolled_back)
-        yield gauge("penstock_pop_deduplication_ids", "Deduplication ids that are remembered.", len(self._sent_ids))
-        yield counter(
-            "penstock_pop_repeated", "Messages that were sent again with their deduplication id.", self._sent_ids.repeated
-        )
+        yield gauge("penstock_pop_deduplication_ids", "Remembered deduplication ids.", len(self._sent_ids))
+        yield counter("penstock_pop_repeated", "Messages sent again with their deduplication id.", self._sent_ids.repeated)
         totals = self._totaller.take()
         yield from self._of_all_groups(totals)
         yield from self._by_group(totals.labelled)
@@ -147,7 +142,7 @@ class PopCollector(Collector):
         yield gauge("penstock_pop_groups", "Groups, each once for each of its filters.", totals.groups)
         yield gauge(
             "penstock_pop_groups_unlabelled",
-            "Groups without metrics of their own, because there are too many. The totals count them.",
+            "Groups that only the totals count, because there are too many.",
             totals.groups - len(totals.labelled),
         )
         for name, text in TOTALS.items():

@@ -26,12 +26,12 @@ class ProgramCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield labelled_gauge(
             "penstock_build_info",
-            "1, with the versions of Penstock and Python as labels.",
+            "Always 1.",
             ["version", "python"],
             {(__version__, platform.python_version()): 1},
         )
         yield durations(
             "penstock_loop_lag_seconds",
-            "Time by which the event loop runs late what is due. All clients wait for it meanwhile.",
+            "Delay of the event loop, for which all clients wait.",
             self._lags,
         )

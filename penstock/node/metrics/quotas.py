@@ -23,20 +23,19 @@ class QuotaCollector(Collector):
         limits = {resource: limit for resource in Resource if (limit := ledger.limit_of(resource)) is not None}
         yield labelled_gauge(
             "penstock_quota_held",
-            "How much of a limited resource is in use.",
+            "Amount of the resource that is in use.",
             ["resource"],
             {(resource.name.lower(),): ledger.held(resource) for resource in Resource},
         )
         yield labelled_gauge(
             "penstock_quota_maximum",
-            "How much of a limited resource the node has for all.",
+            "Amount of the resource that the node has for all.",
             ["resource"],
             {(resource.name.lower(),): limit.maximum for resource, limit in limits.items()},
         )
         yield labelled_gauge(
             "penstock_quota_largest_held",
-            "What the tenant, user, source or client holds that holds most of a limited resource; 0 if that is little. "
-            "/api/v1/state has the names.",
+            "Amount that the largest holder has; 0 if that is little. /api/v1/state has the names.",
             ["resource", "kind"],
             {
                 (resource.name.lower(), kind.name.lower()): held
@@ -46,7 +45,7 @@ class QuotaCollector(Collector):
         )
         yield labelled_counter(
             "penstock_quota_refused",
-            "Requests refused because the node, or the tenant, user, source or client, may have no more of a resource.",
+            "Requests refused because the node, tenant, user, source or client may have no more.",
             ["resource", "kind"],
             {(resource.name.lower(), kind.name.lower()): count for (resource, kind), count in ledger.refused.items()},
         )

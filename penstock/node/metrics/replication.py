@@ -29,41 +29,41 @@ class ReplicationCollector(Collector):
         key, followers = core.key, member.followers.state()
         yield labelled_gauge(
             "penstock_replication_role",
-            "1 for the role of the replica in its cluster, 0 for others.",
+            "1 for the replica's role, 0 for others.",
             ["cluster", "role"],
             {(self._replication.cluster, role.value): int(core.role is role) for role in ReplicaRole},
         )
         yield gauge("penstock_replication_epoch", "Epoch that the replica leads or follows.", core.epoch)
         yield gauge(
-            "penstock_replication_in_sync", "Replicas in sync, as far as the replica knows.", len(key.members) if key else 0
+            "penstock_replication_in_sync", "Replicas in sync, as far as this one knows.", len(key.members) if key else 0
         )
         yield gauge(
             "penstock_replication_required",
-            "Replicas that must have a message before it is acknowledged.",
+            "Replicas that must have a message before its acknowledgement.",
             key.required if key else 0,
         )
         yield gauge("penstock_replication_committed_position", "Everything before it is committed.", core.committed)
         yield gauge("penstock_replication_applied_position", "Everything before it is in the index.", self._replication.applied)
         yield labelled_gauge(
             "penstock_replication_follower_lag_bytes",
-            "Bytes of the leader's log that a follower has not acknowledged.",
+            "Bytes that a follower has not acknowledged.",
             ["replica"],
             {(each["replica"],): each["lag_bytes"] for each in followers},
         )
         yield labelled_gauge(
             "penstock_replication_follower_lag_seconds",
-            "For how long a follower has not acknowledged all that it got.",
+            "Time since a follower had acknowledged everything.",
             ["replica"],
             {(each["replica"],): each["lag_ms"] / 1000 for each in followers},
         )
         yield gauge(
             "penstock_replication_coordinator_reachable",
-            "Whether the coordinator (etcd) answers. Without it nobody takes over.",
+            "1 while etcd answers, else 0. Without it nobody takes over.",
             int(self._replication.is_coordinated),
         )
         yield labelled_gauge(
             "penstock_replication_relayed_connections",
-            "Connections of clients that a follower relays (to_leader), or a leader serves for followers (from_followers).",
+            "Clients that a follower relays (to_leader), or a leader serves for followers.",
             ["direction"],
             {("to_leader",): self._relayed(), ("from_followers",): member.followers.relayed},
         )

@@ -21,11 +21,9 @@ class TablesCollector(Collector):
         writing = self._writing
         yield gauge("penstock_tables_lag_bytes", "Bytes of sealed segments that the tables lack.", writing.lag_bytes)
         yield gauge("penstock_tables_lag_segments", "Sealed segments that the tables lack.", writing.lag_segments)
-        yield counter(
-            "penstock_tables_failures", "Processes that wrote the tables and have failed since the start.", writing.failures
-        )
+        yield counter("penstock_tables_failures", "Failed runs of the writer of the tables.", writing.failures)
         yield counter(
             "penstock_tables_dropped_bytes",
-            "Bytes of the log that retention deleted before the tables had them.",
+            "Bytes deleted before the tables had them.",
             writing.dropped_bytes,
         )

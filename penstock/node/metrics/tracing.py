@@ -23,16 +23,16 @@ class TracingCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         exporter, traces = self._exporter, self._exporter.traces
-        yield counter("penstock_tracing_spans_exported", "Spans that the collector has taken.", exporter.exported)
+        yield counter("penstock_tracing_spans_exported", "Spans that the collector took.", exporter.exported)
         yield gauge("penstock_tracing_spans_waiting", "Spans that wait for the collector.", len(traces.ended))
         yield labelled_counter(
             "penstock_tracing_spans_dropped",
-            "Spans that were lost: too many in a second (rate), too many waiting (queue), or refused by the collector.",
+            "Spans lost: too many in a second (rate), too many waiting (queue), or refused.",
             ["reason"],
             {("rate",): traces.over_rate, ("queue",): traces.over_queue, ("refused",): exporter.refused},
         )
         yield counter(
             "penstock_tracing_export_failures",
-            "Requests to the collector that had no answer, or one that says to try again.",
+            "Exports without an answer, or with one that says to try again.",
             exporter.failures,
         )
