@@ -89,7 +89,7 @@ class NodeInProcess:
         return address.host, address.port
 
     async def advance(self, duration: Duration) -> None:
-        """Set the node's clock ahead, and return when all that became due has happened: retries, delayed messages, deadlines.
+        """Set the node's clock ahead, and return when all that became due has happened: retries, delayed messages, schedules.
 
         The clocks of clients go on as before. What expires at the client, such as the invisible time of a buffered message,
         does not.
@@ -103,7 +103,7 @@ class NodeInProcess:
         ahead_s = seconds(duration, "duration")
         node = self._running()
         self._clock.ahead_ns += round(ahead_s * 1e9)
-        for part in (node.pop, node.delayed, node.transactions):
+        for part in (node.pop, node.delayed, node.schedules, node.transactions):
             while part.fire_due():  # noqa: ASYNC110 - each call does one portion of what is due
                 await asyncio.sleep(0)
         await node.store.durable()
