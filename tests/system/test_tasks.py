@@ -10,6 +10,7 @@ import ast
 import asyncio
 import inspect
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -166,13 +167,16 @@ async def test_a_cron_schedule(penstock_node: NodeInThread, penstock_client: Syn
 
 async def test_a_request_to_a_device(penstock_node: NodeInThread, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("aiomqtt")
-    (code, _) = blocks_of("docs/guides/devices.md", "Answer requests", penstock_node)
+    (code, with_paho) = blocks_of("docs/guides/devices.md", "Answer requests", penstock_node)
     (request,) = blocks_of("docs/guides/services.md", "Requests and replies", penstock_node)
     clients = penstock_node._node._running().gateway.clients
     async with beside(program(code).main), Client(penstock_node.target) as client:
         await until(lambda: any("plant/1/valve/set" in device.subscriptions.by_filter for device in clients.values()))
         await execute(request, {"client": client})
     assert capsys.readouterr().out.startswith("b'done: open'")
+    device = program(with_paho).device
+    assert device.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    device.disconnect()
 
 
 async def test_tests_with_pytest(penstock_node: NodeInThread, penstock_client: SyncClient) -> None:
