@@ -153,6 +153,11 @@ def test_the_site_lists_every_page() -> None:
     assert [page for page in pages if f" {page}\n" not in navigation] == []
 
 
+def test_the_index_lists_every_guide() -> None:
+    listed = {target for target, _ in links("docs/index.md")}
+    assert {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/guides/")} <= listed
+
+
 def test_commands_to_install_work_from_a_checkout() -> None:
     """Penstock is not on the package index: an install command names the checkout."""
     wrong = [page for page in PAGES if re.search(r"pip install '?penstock", text_of(page))]
