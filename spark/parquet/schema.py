@@ -274,9 +274,9 @@ TABLES = (MESSAGES, DELIVERIES, ENDS, DAMAGES, SETTINGS, OPEN)
 
 START = OPEN._replace(
     name="start",
-    doc="What was open where the tables begin after position 0, or again after a gap, in the columns of `open`. The position is "
-    "the name of the file; there is none where nothing is known. A delivery that was extended or returned has the key of its "
-    "last stage as `delivery_id`. `key`, `position` and the times of a `queued` message only say that it came back before.",
+    doc="What was open where the tables begin after position 0, or again after a gap, in the columns of `open`. The position "
+    "is the name of the file; there is none where nothing is known. A delivery that was extended or returned has the key of "
+    "its last stage as `delivery_id`. `key`, `position` and the times of a `queued` message only say that it came back before.",
 )
 """A table of a few files, which are not of segments."""
 
