@@ -237,7 +237,7 @@ def _exclusion(group: argparse._MutuallyExclusiveGroup) -> str:
 
 def metrics_page() -> str:
     """Return the page of all metrics that a node shows."""
-    rows = [(_metric_cell(family), family.documentation) for family in asyncio.run(families())]
+    rows = [(_metric_title(family), family.documentation) for family in asyncio.run(families())]
     return (
         "\n\n".join(
             [
@@ -250,7 +250,7 @@ def metrics_page() -> str:
                 "`replication.cluster`.",
                 "Labels are in braces. A metric whose name ends with `_total` is a counter since the start. Others are gauges, "
                 "except for the histograms.",
-                _table(("Metric", "Meaning"), rows),
+                _list(rows),
             ]
         )
         + "\n"
@@ -278,7 +278,7 @@ async def families() -> list[Metric]:
             await node.stop()
 
 
-def _metric_cell(family: Metric) -> str:
+def _metric_title(family: Metric) -> str:
     """Return the name of a metric with its labels, and its type if the name does not tell it."""
     name = f"{family.name}_total" if family.type == "counter" else family.name
     labels = f"{{{','.join(names)}}}" if (names := _labels(family)) else ""
