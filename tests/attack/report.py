@@ -19,7 +19,7 @@ COLUMNS = (
     "the attacker got",
     "passed",
 )
-"""Columns of the table, as tests/attack/README.md has it. Pairs are the p99 undisturbed and under attack."""
+"""Columns of the table of a report. Pairs are the p99 undisturbed and under attack."""
 
 
 def _ms(values: list[float], percent: float) -> str:
