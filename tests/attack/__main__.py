@@ -1,4 +1,4 @@
-"""`make test-attack`: attacks on a node, with honest clients beside..
+"""`make test-attack`: attacks on a node, with honest clients beside.
 
 The node and the honest clients run on one processor, the attacker on another. Windows of attack alternate with windows of
 peace, so that another load of the machine disturbs both. A row that fails by latency alone is run again, up to twice.
