@@ -46,7 +46,6 @@ CONFIG = """
 [store]
 segment_bytes = {segment_bytes}
 retention = "{retention_ms}ms"
-index_flush = "10s"
 reserve_bytes = 0
 
 [mqtt]

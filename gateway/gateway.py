@@ -122,9 +122,9 @@ class Gateway:
             logins_held_max=options.logins_held_max,
         )
         store.ledger.on_refused = self._log_refusal
-        store.ledger.limit(Resource.SUBSCRIPTIONS, options.all_subscriptions_max, "mqtt.sessions_max")
-        store.ledger.limit(Resource.RETAINED, options.retained_max, "mqtt.retained_max")
-        store.ledger.limit(Resource.RETAINED_BYTES, options.retained_bytes_max, "mqtt.retained_max")
+        store.ledger.limit(Resource.SUBSCRIPTIONS, options.all_subscriptions_max, "raise mqtt.sessions_max")
+        store.ledger.limit(Resource.RETAINED, options.retained_max, "raise mqtt.retained_max")
+        store.ledger.limit(Resource.RETAINED_BYTES, options.retained_bytes_max, "raise mqtt.retained_max")
         self.clock = clock
         self._rechecking: asyncio.Task[None] | None = None
         self._access = access

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock.store.options import DAY_MS, GIB, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, HostPort, bound, option
+from penstock.store.options import DAY_MS, GIB, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, HostPort, OptionInvalid, bound, option
 
 REQUEST_BYTES: Final = 16 * MIB
 """Size of a request, which may be a batch of messages, unless messages may be larger than a fourth of it."""
@@ -13,6 +13,9 @@ REQUEST_BYTES: Final = 16 * MIB
 MESSAGES_OF_REQUEST: Final = 4
 """Messages of the largest size that a request has room for."""
 
+MEMORY_PARTS: Final = 8
+"""Parts of the memory for calls. A byte of a request takes up to three bytes of memory, and a byte of a response up to five. So
+one part is the size of all requests, and as much that of all responses."""
 
 TOPIC_IDS_SHARE: Final = 5
 """Which part of the deduplication ids one topic may have: a fifth. A busy topic must leave room for those of others."""
@@ -60,21 +63,13 @@ class PopOptions:
         "Maximum size of the body of a message. Its properties may have as many bytes, and a request four times as many.",
         minimum=KIB,
         maximum=32 * MIB,
-        at_most="requests_bytes_max",
     )
-    requests_bytes_max: int = option(
-        128 * MIB,
-        "Maximum size of the requests of all calls together. Calls without room wait, for five seconds at most. The node takes "
-        "up to three times as much memory.",
-        minimum=MIB,
-        maximum=64 * GIB,
-    )
-    responses_bytes_max: int = option(
-        128 * MIB,
-        "Maximum size of the responses that callers have not read yet. Beyond it the slowest caller is disconnected. The node "
-        "takes up to five times as much memory.",
-        minimum=16 * MIB,
-        maximum=64 * GIB,
+    memory_bytes_max: int = option(
+        GIB,
+        "Memory for the requests of all calls and for the responses that callers have not read yet. An eighth of so many bytes "
+        "may be under way of each: then calls wait, for five seconds at most, and the slowest reader is disconnected.",
+        minimum=128 * MIB,
+        maximum=1024 * GIB,
     )
     compression: Literal["off", "on"] = option(
         "off",
@@ -120,21 +115,9 @@ class PopOptions:
     groups_auto_create: bool = option(True, "Whether a pop creates the group that it names.")
     transaction_check_ms: int = option(
         30 * SECOND_MS,
-        "Interval at which the node asks the producer of a half message for its outcome.",
+        "Interval at which the node asks the producer of a half message for its outcome. After 15 questions it rolls back.",
         minimum=100,
         maximum=DAY_MS,
-    )
-    transaction_checks_max: int = option(
-        15,
-        "Number of such questions before a half message is rolled back.",
-        minimum=1,
-        maximum=1_000,
-    )
-    transactions_max: int = option(
-        100_000,
-        "Maximum number of pending half messages.",
-        minimum=1,
-        maximum=10_000_000,
     )
     deduplication_ms: int = option(
         10 * MINUTE_MS,
@@ -152,6 +135,16 @@ class PopOptions:
         0,
         "Bytes of one request. A larger one is refused, and not read. 0: `REQUEST_BYTES`, or `MESSAGES_OF_REQUEST` of the "
         "largest messages, and no more than all requests together.",
+    )
+    requests_bytes_max: int = bound(0, "Bytes of all requests, which take three times as much memory. 0: see `MEMORY_PARTS`.")
+    responses_bytes_max: int = bound(
+        0, "Bytes of all responses that are not read, which take five times as much memory. 0: see `MEMORY_PARTS`."
+    )
+    transaction_checks_max: int = bound(
+        15, "Questions for the outcome of a half message before it is rolled back: RocketMQ's default."
+    )
+    transactions_max: int = bound(
+        100_000, "Pending half messages, each of them in memory: applications end theirs within a minute."
     )
     deduplication_topic_ids_max: int = bound(0, "Deduplication ids of one topic. 0: `TOPIC_IDS_SHARE` of all.")
     calls_max: int = bound(
@@ -172,10 +165,21 @@ class PopOptions:
 
     def __post_init__(self) -> None:
         """Derive the bounds that are 0 from the options."""
-        request_bytes = min(max(REQUEST_BYTES, MESSAGES_OF_REQUEST * self.message_bytes_max), self.requests_bytes_max)
+        part = self.memory_bytes_max // MEMORY_PARTS
+        requests_bytes = self.requests_bytes_max or part
+        request_bytes = min(max(REQUEST_BYTES, MESSAGES_OF_REQUEST * self.message_bytes_max), requests_bytes)
         for name, derived in (
+            ("requests_bytes_max", part),
+            ("responses_bytes_max", part),
             ("request_bytes_max", request_bytes),
             ("deduplication_topic_ids_max", max(self.deduplication_ids_max // TOPIC_IDS_SHARE, 1)),
         ):
             if not getattr(self, name):
                 object.__setattr__(self, name, derived)
+
+    def check(self, section: str) -> None:
+        """Raise OptionInvalid if options contradict each other."""
+        part = self.memory_bytes_max // MEMORY_PARTS
+        if self.message_bytes_max > part:
+            allowed = f"at most {part}, an eighth of {section}.memory_bytes_max"
+            raise OptionInvalid(f"{section}.message_bytes_max", self.message_bytes_max, allowed)

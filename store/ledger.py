@@ -36,6 +36,9 @@ ACCOUNTS_REMEMBERED: Final = 16_384
 LARGEST_LOOKS: Final = 32
 """Accounts among which the largest of each kind is sought."""
 
+TENANT_SEPARATOR: Final = "/"
+"""What ends the name of the tenant in a user name."""
+
 _UNLIMITED: Final = 2**62
 
 WORDS: Final = {
@@ -60,8 +63,8 @@ class NodeLimit(NamedTuple):
     """How much of a resource the node has for all."""
 
     maximum: int
-    option: str
-    """Full name of the option that says so."""
+    remedy: str
+    """What an operator or a client can do at the limit, as words that follow the limit."""
 
 
 class QuotaRefusal(NamedTuple):
@@ -117,9 +120,9 @@ class Ledger:
 
     # --- limits -----------------------------------------------------------------------------------------------------
 
-    def limit(self, resource: Resource, maximum: int, option: str) -> None:
-        """Set how much of a resource the node has for all. Without that there is no limit."""
-        self._limits[resource] = NodeLimit(maximum, option)
+    def limit(self, resource: Resource, maximum: int, remedy: str) -> None:
+        """Set how much of a resource the node has for all, and what to do at the limit. Without that there is no limit."""
+        self._limits[resource] = NodeLimit(maximum, remedy)
 
     def limit_of(self, resource: Resource) -> NodeLimit | None:
         """Return what `limit` has set for a resource."""
@@ -157,7 +160,7 @@ class Ledger:
         room = limit.maximum - held + spare if limit is not None else _UNLIMITED
         if room < amount:
             assert limit is not None, resource
-            text = f"{held} {WORDS[resource]} exist, and the limit is {limit.maximum}; raise {limit.option}"
+            text = f"{held} {WORDS[resource]} exist, and the limit is {limit.maximum}; {limit.remedy}"
             raise self._refuse(resource, AccountKind.NODE, causer, LimitExceeded(text))
         if causer.topic:
             self._room_of(tenant_step(causer.topic), causer, resource, amount, room)
@@ -207,7 +210,7 @@ class Ledger:
         if options.tenant == "none" or causer == NODE:
             return causer
         if options.tenant == "user":
-            tenant, separator, _ = causer.user.partition(options.tenant_separator)
+            tenant, separator, _ = causer.user.partition(TENANT_SEPARATOR)
             return causer._replace(tenant=tenant) if separator else causer
         tenant = topics.first_level(topic)
         return causer.for_topic(tenant) if tenant and not topics.is_wildcard(tenant) else causer

@@ -319,19 +319,17 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClockOptions:
-    """The section `[clock]`, and the bounds of the node's clock."""
+    """The bounds of the node's clock."""
 
     confirm_ms: int = bound(
         10 * MINUTE_MS,
         "A time of day that has jumped is taken for right when the jump has lasted so long: a time server corrects a wrong one "
         "sooner. `penstock clock accept` does not wait.",
     )
-    gap_ms_max: int = option(
+    gap_ms_max: int = bound(
         DAY_MS,
-        "Longest time for which the machine may have been off when the node trusts the time of day at its start. After a "
-        "longer time, it waits ten minutes for that.",
-        minimum=MINUTE_MS,
-        maximum=3650 * DAY_MS,
+        "Time for which the machine may have been off when the node trusts the time of day at its start: a clock whose battery "
+        "is empty is wrong by more.",
     )
 
 
@@ -367,11 +365,9 @@ class StoreOptions:
         "the first flush of the index need about that much. 0 means no such file.",
     )
     index_flush_bytes: int = bound(128 * MIB, "Log after which the index is flushed, so that a start replays about as much.")
-    index_flush_ms: int = option(
+    index_flush_ms: int = bound(
         30 * SECOND_MS,
         "Interval at which the index is flushed: `penstock inspect` shows its state then, and a start replays what came after.",
-        minimum=100,
-        maximum=HOUR_MS,
     )
     retention_ms: int = option(
         72 * HOUR_MS,
@@ -384,11 +380,10 @@ class StoreOptions:
         "Size of the log above which the oldest segments are deleted, whatever their age. 0 means no limit.",
         minimum=0,
     )
-    copied_bytes_max: int = option(
+    copied_bytes_max: int = bound(
         16 * GIB,
-        "Maximum size of records that outlive retention because they are needed, such as delayed, unacknowledged and retained "
-        "messages. Beyond it no segment is deleted.",
-        minimum=0,
+        "Size of records that outlive retention because they are needed, such as delayed, unacknowledged and retained "
+        "messages. Beyond it no segment is deleted: so much that nobody takes needs somebody who looks at it.",
     )
     queues_max: int = option(
         1_000_000,

@@ -85,10 +85,9 @@ class QuotaOptions:
     )
     tenant: Literal["none", "user", "topic"] = option(
         "none",
-        'What names a tenant: the part of the user name before `tenant_separator` ("user"), or the first level of the topic. A '
+        'What names a tenant: the part of the user name before the first "/" ("user"), or the first level of the topic. A '
         "tenant has a share like a user.",
     )
-    tenant_separator: str = option("/", "What ends the name of the tenant in a user name.")
     limits: tuple[QuotaLimitOptions, ...] = option(
         (),
         "Limits of certain tenants, users, sources or clients, in place of the share of what is free. The first table that "
@@ -99,8 +98,6 @@ class QuotaOptions:
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if a value makes no sense."""
-        if not self.tenant_separator:
-            raise OptionInvalid(f"{section}.tenant_separator", "", "at least one character")
         if self.tenant == "none" and any(limits.of == "tenant" for limits in self.limits):
             allowed = '"user" or "topic", because [[quotas.limits]] has limits of tenants'
             raise OptionInvalid(f"{section}.tenant", self.tenant, allowed)

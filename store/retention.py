@@ -92,8 +92,8 @@ class Blocker(StrEnum):
 
 
 _WHY = {
-    Blocker.COPIES: "the records that are still needed would take more than store.copied_bytes_max; raise that option, or let "
-    "consumers catch up",
+    Blocker.COPIES: "the records that are still needed would take more than 16 GiB; let consumers "
+    "catch up, and delete groups, dead letters and delayed messages that nobody needs",
     Blocker.BACKUP: "a backup copies the segments; they go when it has ended",
     Blocker.FOLLOWER: "a replica gets the snapshot where the log begins; the segments go when it has it",
     Blocker.TABLES: "the Parquet tables don't have the segments yet; they go when the tables have them, or when the tables are "

@@ -179,7 +179,7 @@ class Store:
         self.copies = Copies(self.log, self.index)
         self.late = LateDispatches(self.log, self.index)
         self.ledger = Ledger(self.index, quotas or QuotaOptions())
-        self.ledger.limit(Resource.QUEUES, options.queues_max, "store.queues_max")
+        self.ledger.limit(Resource.QUEUES, options.queues_max, "raise store.queues_max")
         self.queues = Queues(self.log, self.copies, self.index, options, self.append, self.now_ms, self.ledger)
         self.router = self.queues.router
         self.parts: list[Part] = []

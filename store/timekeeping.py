@@ -13,7 +13,8 @@ While a jump is unconfirmed, retention by age waits, because it can't be undone.
 
 A start goes on from the last known time. On the same boot of the machine the time since boot tells exactly how much time has
 passed, so a restart changes nothing. On another boot only the time of day can tell. If it is before the last known time, or
-more than `clock.gap_max` after it, the node goes on from the last known time, and the difference is an unconfirmed jump.
+more than a day (`ClockOptions.gap_ms_max`) after it, the node goes on from the last known time, and the difference is an
+unconfirmed jump.
 
 What a start must know is in the small file `clock`:
 

@@ -21,7 +21,7 @@ from penstock.cli.main import build_parser
 from penstock.cluster.options import ReplicationOptions
 from penstock.gateway.options import GatewayOptions
 from penstock.node.adminoptions import AdminOptions
-from penstock.node.config import SECTIONS, Config
+from penstock.node.config import OPTION_SECTIONS, Config
 from penstock.node.document import toml_of
 from penstock.node.node import Node
 from penstock.node.tablesoptions import TablesOptions
@@ -55,7 +55,7 @@ def options_page() -> str:
         "## Top level",
         _options_table(Config),
     ]
-    for name, section in SECTIONS.items():
+    for name, section in OPTION_SECTIONS.items():
         parts += [f"## [{name}]", _options_table(section)]
         for option in options_of(section):
             if is_dataclass(option.listed):

@@ -125,8 +125,8 @@ class DelayedMessages:
         self._are_steps_changed = False
         self._damaged: list[tuple[int, int]] = []
         self._are_ranges_changed = False
-        store.ledger.limit(Resource.DELAYED, options.pending_max, "timer.pending_max")
-        store.ledger.limit(Resource.DELAYED_BYTES, options.pending_bytes_max, "timer.pending_max")
+        store.ledger.limit(Resource.DELAYED, options.pending_max, "raise timer.pending_max")
+        store.ledger.limit(Resource.DELAYED_BYTES, options.pending_bytes_max, "raise timer.pending_max")
         store.retention.on_dropped.append(self._forget_dropped)
         self.fired = 0
         self.cancelled = 0

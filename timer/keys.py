@@ -56,7 +56,7 @@ class TimerKeys:
 
     def __init__(self, store: Store, options: TimerOptions) -> None:
         self._ledger = store.ledger
-        self._ledger.limit(Resource.TIMER_KEYS, options.keys_max, "timer.pending_max")
+        self._ledger.limit(Resource.TIMER_KEYS, options.keys_max, "raise timer.pending_max")
         self._positions: dict[bytes, int] = {}
         self._keyed: dict[int, _KeyedMessage] = {}
         """Pending messages with a key, by position."""

@@ -92,8 +92,8 @@ class Schedules:
         self._ticker: Ticker[int] = Ticker(
             store.now_ms, self._fire, fire_max=options.fire_max, tick_ms=options.tick_ms, start_ms=0
         )
-        store.ledger.limit(Resource.SCHEDULES, options.schedules_max, "timer.schedules_max")
-        store.ledger.limit(Resource.SCHEDULES_BYTES, options.schedules_bytes_max, "timer.schedules_max")
+        store.ledger.limit(Resource.SCHEDULES, options.schedules_max, "raise timer.schedules_max")
+        store.ledger.limit(Resource.SCHEDULES_BYTES, options.schedules_bytes_max, "raise timer.schedules_max")
         self.sent = 0
         """Number of messages that schedules have sent since the start."""
         self.failed = 0

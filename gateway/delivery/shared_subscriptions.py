@@ -83,7 +83,7 @@ class SharedSubscriptions:
         self._pop_groups = core.groups
         self._space = space
         self._is_enabled = is_enabled
-        ledger.limit(Resource.SHARED, groups_max, "mqtt.shared_max")
+        ledger.limit(Resource.SHARED, groups_max, "raise mqtt.shared_max")
         self._ledger = ledger
         self._ack_timeout_ms = ack_timeout_ms
         self.settlements = ShareSettlements(core, counters)

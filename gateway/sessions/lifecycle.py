@@ -128,7 +128,7 @@ class SessionLifecycle:
         inflight_max: int,
         refuses_others: bool,
     ) -> None:
-        store.ledger.limit(Resource.SESSIONS, sessions_max, "mqtt.sessions_max")
+        store.ledger.limit(Resource.SESSIONS, sessions_max, "raise mqtt.sessions_max")
         self._store = store
         self._ledger = store.ledger
         self.sessions = sessions

@@ -44,7 +44,7 @@ def flushed_index(data_dir: Path) -> Iterator[Index]:
     index = Index(data_dir, read_only=True)
     try:
         if index.covered() is None:
-            raise IndexMissing(f"The index of {data_dir} was not flushed yet. Wait for store.index_flush, or stop the node.")
+            raise IndexMissing(f"The index of {data_dir} was not flushed yet. Wait for 30 seconds, or stop the node.")
         yield index
     finally:
         index.close()

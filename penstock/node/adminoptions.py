@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.store.options import HostPort, OptionInvalid, option
+from penstock.store.options import HostPort, OptionInvalid, bound, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AdminOptions:
         "PEM file with the server certificate and its intermediate certificates. If empty, the listener uses plain HTTP.",
     )
     key_file: str = option("", "PEM file with the unencrypted private key of the certificate.")
-    tls_version_min: Literal["1.2", "1.3"] = option("1.2", "The oldest version of TLS that is accepted.")
+    tls_version_min: Literal["1.2", "1.3"] = bound("1.2", "Version of TLS: browsers and Prometheus agree on 1.3 by themselves.")
     client_certificates: Literal["none", "optional", "required"] = option(
         "none",
         "Whether clients are asked for a certificate. Its name identifies a principal of `access.file`; without that file, any "

@@ -83,6 +83,9 @@ def _sections(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 SECTIONS: dict[str, Any] = dict(_sections(Config))
 """The options dataclass of each section, by the section's name."""
 
+OPTION_SECTIONS: dict[str, Any] = {name: section for name, section in SECTIONS.items() if options_of(section)}
+"""The sections that have options, and not only bounds: those that operators know."""
+
 
 def load_config(
     path: Path | None = None,
@@ -108,7 +111,7 @@ def load_config(
     values |= of_variables | of_caller
     for name in values:
         if name not in known:
-            raise ConfigError(_unknown(name, [*known, *SECTIONS]))
+            raise ConfigError(_unknown(name, [*known, *OPTION_SECTIONS]))
     try:
         return _build(Config, values, "")
     except OptionInvalid as error:
@@ -156,7 +159,7 @@ def _flatten(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flatten(value, f"{name}.")
         elif not prefix and isinstance(value, dict):
             raise ConfigError(
-                f"The section [{name}] does not exist. The most similar name is [{_nearest(name, list(SECTIONS))}]."
+                f"The section [{name}] does not exist. The most similar name is [{_nearest(name, list(OPTION_SECTIONS))}]."
             )
         else:
             yield name, value

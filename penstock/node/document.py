@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from operator import attrgetter
 from typing import Any
 
-from penstock.node.config import SECTIONS, Config
+from penstock.node.config import OPTION_SECTIONS, Config
 from penstock.store.options import Option, describe_allowed, operator_name, options_of
 
 COMMENT_COLUMNS = 100
@@ -24,7 +24,7 @@ def document_options(config: Config | None = None) -> str:
     """
     config = config or Config()
     lines = [*_document(config, Config())]
-    for name, section in SECTIONS.items():
+    for name, section in OPTION_SECTIONS.items():
         lines += [f"[{name}]", *_document(attrgetter(name)(config), section(), name)]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -29,6 +29,9 @@ _NEW_NAMES: Final = {
 
 REPLACEMENTS: Final = {
     **{old: f"say {new}" for old, new in _NEW_NAMES.items()},
+    "clock.gap_max": "it is always 1d; penstock clock accept ends the wait after it",
+    "store.index_flush": "it is always 30s",
+    "store.copied_bytes_max": "it is always 16 GiB; retention waits while more is needed",
     "store.reserve_percent": "say store.reserve_bytes, of which a small disk keeps 5 percent",
     "mqtt.shared": "say mqtt.shared_max = 0 to switch shared subscriptions off",
     "mqtt.packet_bytes_max": "it follows from mqtt.message_bytes_max",
@@ -39,6 +42,12 @@ REPLACEMENTS: Final = {
     "mqtt.access.verified_ms": "it is always 15m",
     "pop.request_bytes_max": "say pop.message_bytes_max, four of which a request has room for",
     "pop.deduplication_topic_ids_max": "say pop.deduplication_ids_max, a fifth of which one topic may have",
+    "pop.requests_bytes_max": "say pop.memory_bytes_max, an eighth of which is the size of all requests",
+    "pop.responses_bytes_max": "say pop.memory_bytes_max, an eighth of which is the size of all responses",
+    "pop.transaction_checks_max": "it is always 15; say pop.transaction_check, the time between two",
+    "pop.transactions_max": "it is always 100000; [[quotas.limits]] bounds the share of a user",
+    "quotas.tenant_separator": 'it is always "/"',
+    "tracing.service_name": "it is always penstock; service.instance.id tells nodes apart",
     "timer.pending_bytes_max": "say timer.pending_max, which allows 4 KiB for each, or use [[quotas.limits]]",
     "timer.keys_max": "say timer.pending_max, a tenth of which may have keys, or use [[quotas.limits]]",
     "timer.schedules_bytes_max": "say timer.schedules_max, which allows 6 KiB for each, or use [[quotas.limits]]",

@@ -21,6 +21,9 @@ from penstock.tracing.traces import Traces
 
 logger = structlog.get_logger("tracing")
 
+SERVICE_NAME: Final = "penstock"
+"""Name of every node in traces. `service.instance.id` tells nodes apart."""
+
 ANSWER_BYTES_MAX: Final = 65_536
 """Bytes of an answer that are read."""
 
@@ -56,7 +59,7 @@ class SpanExporter:
         self._options = traces.options
         self._version = version
         self._resource = {
-            "service.name": traces.options.service_name,
+            "service.name": SERVICE_NAME,
             "service.version": version,
             "service.instance.id": str(uuid4()),
         }

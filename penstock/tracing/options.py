@@ -16,7 +16,6 @@ class TracingOptions:
         "",
         "URL that gets spans by OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`. If empty, the node makes none.",
     )
-    service_name: str = option("penstock", "Name of the node in traces.")
     spans_per_s_max: int = bound(1_000, "Spans in a second, whatever clients sample: each takes time of the loop.")
     queue_max: int = bound(4_096, "Spans that wait for the collector, in memory. Further ones are dropped and counted.")
     batch_max: int = bound(256, "Spans in a request to the collector, which is made in one turn of the loop.")
@@ -40,5 +39,3 @@ class TracingOptions:
             raise OptionInvalid(
                 f"{section}.endpoint", self.endpoint, "an http or https URL, such as http://HOST:4318/v1/traces"
             )
-        if not self.service_name:
-            raise OptionInvalid(f"{section}.service_name", "", "a name, by which traces show the node")

@@ -115,7 +115,7 @@ class TransactionCalls:
             message_group: As in `OutgoingMessage`.
 
         Raises:
-            TooManyTransactions: `pop.transactions_max` transactions are pending.
+            TooManyTransactions: 100,000 transactions are pending, or a quota is reached.
             StatusError, NodeUnavailable: As for `Client.send`.
         """
         message = OutgoingMessage(

@@ -40,7 +40,7 @@ from penstock.store.store import Store
 from penstock.timer.options import TimerOptions
 
 UNSYNCED_PARTS: Final = 4
-"""Which part of `pop.responses_bytes_max` messages may take that wait for the sync of their checkpoint."""
+"""Which part of the bytes of all responses messages may take that wait for the sync of their checkpoint."""
 
 
 def _call_soon(callback: Callable[[], None]) -> None:

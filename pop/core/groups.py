@@ -36,7 +36,7 @@ class Groups:
     """
 
     def __init__(self, state: PopState, queues: Queues, records: GroupRecords, options: PopOptions, ledger: Ledger) -> None:
-        ledger.limit(Resource.GROUPS, options.groups_max, "pop.groups_max")
+        ledger.limit(Resource.GROUPS, options.groups_max, "raise pop.groups_max")
         self._ledger = ledger
         self._state = state
         self._by_name = state.groups

@@ -2,7 +2,7 @@
 
 A producer stores a half message, which is an ordinary record with the flag HALF, in no queue. Then it commits its own
 transaction in its database, and commits the half message or rolls it back. The node asks a producer that says neither for the
-outcome, up to `pop.transaction_checks_max` times, and then rolls the message back. Commits, roll backs and checks are records.
+outcome, up to 15 times, and then rolls the message back. Commits, roll backs and checks are records.
 Applying TRANSACTION_COMMITTED puts the entries into the queues, so the message is delivered exactly once, whatever crashes.
 
 Rows of the index: key b"X", position u64 big-endian; value state u8, checks u16, next check ms i64, size u32, account u64
@@ -102,7 +102,7 @@ class Transactions:
         self._ticker: Ticker[int] = Ticker(
             store.now_ms, self._check, fire_max=timer.fire_max, tick_ms=timer.tick_ms, start_ms=0
         )
-        store.ledger.limit(Resource.TRANSACTIONS, options.transactions_max, "pop.transactions_max")
+        store.ledger.limit(Resource.TRANSACTIONS, options.transactions_max, "commit or roll back some")
         self.waiting = 0
         self.committed = 0
         self.rolled_back = 0
@@ -128,7 +128,7 @@ class Transactions:
         """Return what the properties of a half message must have as `by`. Callers call it before they store the message.
 
         Raises:
-            LimitExceeded: `pop.transactions_max` are pending, or the causer may have no more.
+            LimitExceeded: as many as the node has room for are pending, or the causer may have no more.
         """
         return self._store.ledger.admit(causer, Resource.TRANSACTIONS, topic=topic).row()
 

@@ -164,7 +164,7 @@ class RequestBytes:
             raise self._refusal(
                 RefusedFor.NO_ROOM,
                 f"requests that send no messages have {self._others} bytes already, and {others_max} at most, which is half of "
-                "pop.requests_bytes_max; try again later, with a smaller request",
+                "the bytes of all requests (pop.memory_bytes_max); try again later, with a smaller request",
             )
         self._others += size
 
@@ -270,7 +270,7 @@ class RequestBytes:
     def _no_room(self) -> RequestRefused:
         return self._refusal(
             RefusedFor.NO_ROOM,
-            f"the requests of all calls together have {self._all_max} bytes already (pop.requests_bytes_max); try again later",
+            f"the requests of all calls together have {self._all_max} bytes already (pop.memory_bytes_max); try again later",
         )
 
     def _refusal(self, reason: RefusedFor, message: str) -> RequestRefused:

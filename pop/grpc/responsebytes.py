@@ -148,9 +148,7 @@ class ResponseBytes:
                 self._holds[most] += 1
                 self._unsynced.hold(most)
         self.ended += len(peers)
-        logger.warning(
-            "grpc.unread", connections=len(peers), why="callers did not read their responses: pop.responses_bytes_max"
-        )
+        logger.warning("grpc.unread", connections=len(peers), why="callers did not read their responses: pop.memory_bytes_max")
         task = asyncio.create_task(self._close_all(peers, callers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from penstock import PopError
+from tests.bounds import write_bounds
 from tests.chaos.disk import Disk, SmallDisk
 from tests.chaos.launching import Launcher
 from tests.chaos.ledger import Ledger
@@ -25,7 +26,6 @@ from tests.system.timeofday import TimeOfDay
 CONFIG = """
 [store]
 segment_bytes = {segment_bytes}
-index_flush = "{index_flush_ms}ms"
 retention_bytes = {retention_bytes}
 reserve_bytes = {reserve_bytes}
 {store}
@@ -112,13 +112,13 @@ class Scene:
         self.config = directory / "penstock.toml"
         self.config.write_text(
             CONFIG.format(
-                index_flush_ms=random.choice((200, 1_000, 30_000)),
                 segment_bytes=SEGMENT_BYTES,
                 retention_bytes=retention_bytes,
                 reserve_bytes=random.choice((0, 8 << 20)) if on in ("tmpfs", "ext4") else 0,
                 store=store_options,
             )
         )
+        write_bounds(self.config, store__index_flush_ms=random.choice((200, 1_000, 30_000)))
         self.disk = Disk(directory) if on == "disk" else None
         self.ledger.may_lose_power = self.disk is not None
         self.clock = TimeOfDay(directory) if on == "clock" else None

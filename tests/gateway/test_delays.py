@@ -118,7 +118,7 @@ async def test_the_expiry_of_a_delayed_message_counts_from_its_publication(broke
 
 async def test_limits_of_delayed_messages_are_reported(start_broker: StartBroker) -> None:
     broker = await start_broker()
-    broker.node.store.ledger.limit(Resource.DELAYED, 2, "timer.pending_max")
+    broker.node.store.ledger.limit(Resource.DELAYED, 2, "raise timer.pending_max")
     client = await broker.connect_5("client")
     for _ in range(2):
         assert await client.publish_with("$delayed/30/a", b"x", qos=1) == 0

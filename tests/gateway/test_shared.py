@@ -389,7 +389,7 @@ async def test_the_limit_of_shared_filters_is_reported(start_broker: StartBroker
 
 
 async def test_the_limit_of_groups_holds_for_devices_too(broker: Broker) -> None:
-    broker.node.store.ledger.limit(Resource.GROUPS, 1, "pop.groups_max")
+    broker.node.store.ledger.limit(Resource.GROUPS, 1, "raise pop.groups_max")
     client = await broker.connect_5("client")
     assert await client.subscribe(("$share/1/a", 1), ("$share/2/a", 1)) == [1, ReasonCode.QUOTA_EXCEEDED]
     await client.unsubscribe("$share/1/a")

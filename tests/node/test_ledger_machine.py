@@ -191,7 +191,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         self.parts = NodeParts(config, self.clock)
         for resource, maximum in MAXIMA.items():
-            self.parts.store.ledger.limit(resource, maximum, f"{resource.name.lower()}_max")
+            self.parts.store.ledger.limit(resource, maximum, f"raise {resource.name.lower()}_max")
         self.parts.store.recover()
         fill(self.parts.store)
         self.model.things = {name: thing for name, thing in self.model.things.items() if not thing.is_passing}

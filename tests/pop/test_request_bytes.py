@@ -96,7 +96,7 @@ async def test_a_call_that_finds_no_room_in_time_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(requestbytes, "READ_S", WAIT_S_MAX)
     room = RequestBytes(10, 10)
     first, second = Call(room), Call(room)
-    with pytest.raises(RequestRefused, match=r"10 bytes already \(pop\.requests_bytes_max\)"):
+    with pytest.raises(RequestRefused, match=r"10 bytes already \(pop\.memory_bytes_max\)"):
         await second.ended
     first.comes.set_result(b"")
     await first.ended
@@ -151,7 +151,7 @@ async def test_requests_that_send_nothing_leave_half_of_the_room_to_those_that_s
     for poll in polls:
         poll.comes.set_result(bytes(9))
     assert [len(await poll.ended) for poll in polls[:2]] == [9, 9]
-    with pytest.raises(RequestRefused, match=r"18 bytes already, and 20 at most, which is half of pop\.requests_bytes_max"):
+    with pytest.raises(RequestRefused, match=r"18 bytes already, and 20 at most, which is half of the bytes of all requests"):
         await polls[2].ended
     sends = [Call(room) for _ in range(2)]
     for send in sends:

@@ -173,5 +173,5 @@ def test_pending_transactions_are_listed_and_bounded(parts: Parts) -> None:
 
     positions = [store_half(parts, b"x") for _ in range(5)]
     assert [half.position for half in parts.transactions] == positions
-    with pytest.raises(LimitExceeded, match="transactions_max"):
+    with pytest.raises(LimitExceeded, match="commit or roll back some"):
         parts.transactions.admit()

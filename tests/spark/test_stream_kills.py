@@ -24,6 +24,7 @@ from pyspark.errors import StreamingQueryException
 
 from penstock import Client, OutgoingMessage
 from penstock.store.options import KIB, MIB
+from tests.bounds import write_bounds
 from tests.spark.streamcopy import copying
 from tests.system.processes import ROOT, NodeProcess
 from tests.waiting import until
@@ -50,7 +51,6 @@ CONFIG = f"""
 [store]
 segment_bytes = {MIB}
 retention_bytes = %d
-index_flush = "100ms"
 
 [tables]
 enabled = "off"
@@ -94,6 +94,7 @@ class Publisher:
 def start_node(node: NodeProcess, tmp_path: Path, retention_bytes: int = 0) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text(CONFIG % retention_bytes)
+    write_bounds(config, store__index_flush_ms=100)
     pop = ["--pop", node.addresses["pop"]] if node.addresses else []
     node.start("--config", str(config), *pop)
 

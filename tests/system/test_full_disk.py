@@ -12,13 +12,13 @@ import pytest
 
 from penstock import Client as PopClient
 from penstock.pop.errors import PopError
+from tests.bounds import write_bounds
 from tests.smalldisk import SmallDisk, small_ext4, small_tmpfs
 from tests.system.processes import NodeProcess
 from tests.waiting import until
 
 CONFIG = """
 [store]
-index_flush = "100ms"
 segment_bytes = 1048576
 
 [tables]
@@ -62,6 +62,7 @@ async def send(client: PopClient, count: int, sent: list[bytes]) -> None:
 async def test_a_node_outlives_a_full_disk_of_the_index_alone(tmp_path: Path) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text(CONFIG)
+    write_bounds(config, store__index_flush_ms=100)
     node = NodeProcess(tmp_path / "data")
     sent: list[bytes] = []
     with small_tmpfs(tmp_path / "data" / "index", "64m") as disk:
@@ -93,7 +94,7 @@ async def test_a_node_outlives_a_full_disk_of_the_index_alone(tmp_path: Path) ->
 
 async def test_a_node_starts_without_a_free_byte_and_restores_its_ballast(tmp_path: Path, disk: SmallDisk) -> None:
     config = tmp_path / "penstock.toml"
-    config.write_text(CONFIG.replace("100ms", "30s"))  # a flush while the disk fills up would take the ballast
+    config.write_text(CONFIG)
     node = NodeProcess(disk.path / "data")
     node.log = tmp_path / "node.log"
     ballast = disk.path / "data" / "ballast"

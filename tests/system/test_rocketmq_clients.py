@@ -28,6 +28,7 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.names import encode
 from penstock.pop.rocketmq.status import Code
+from tests.bounds import write_bounds
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind, has, skip_unless_it_has, skip_unless_there
 from tests.clients.rocketmq_servers import PEER, Server
 from tests.system.processes import NodeProcess, run_penstock
@@ -63,9 +64,8 @@ LIMIT = PopOptions().message_bytes_max
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     folder = tmp_path_factory.mktemp("rocketmq")
-    (folder / "node.toml").write_text(
-        f'[pop]\ntransaction_check = "{CHECK_MS}ms"\ntransaction_checks_max = 1000\ntls_optional = true\n'
-    )
+    (folder / "node.toml").write_text(f'[pop]\ntransaction_check = "{CHECK_MS}ms"\ntls_optional = true\n')
+    write_bounds(folder / "node.toml", pop__transaction_checks_max=1000)
     process = NodeProcess(folder / "data").start("--config", str(folder / "node.toml"))
     yield process
     process.close()

@@ -18,7 +18,7 @@ PARENT = TraceContext("ab" * 16, "cd" * 8, "vendor=1")
 
 
 def traces_to(endpoint: str, monotonic_s: Callable[[], float] = lambda: 0.0, **options: int) -> Traces:
-    return Traces(TracingOptions(endpoint, **{"interval_ms": 1, **options}), monotonic_s)  # type: ignore[arg-type]
+    return Traces(TracingOptions(endpoint, **{"interval_ms": 1, **options}), monotonic_s)
 
 
 def make_spans(traces: Traces, count: int, topic: bytes = b"a/b") -> None:

@@ -111,7 +111,7 @@ class PopCollector(Collector):
         yield gauge("penstock_pop_responses_bytes", "Bytes of responses that callers have not read.", self._responses.used)
         yield counter(
             "penstock_pop_unread_closed",
-            "Connections closed because of unread responses: see pop.responses_bytes_max.",
+            "Connections closed because of unread responses: see pop.memory_bytes_max.",
             self._responses.ended,
         )
         yield counter(

@@ -196,8 +196,8 @@ class Unread(CallAttack):
         "eight connections whose windows let no byte through, each with 16 streams and 48 pops that wait; then three messages "
         "of 900 KB for all of them"
     )
-    must_get = "the end of the connection, once pop.responses_bytes_max (64 MiB) are not read"
-    options: ClassVar[dict[str, str]] = {"pop": f"responses_bytes_max = {64 * MIB}\ngroups_max = 100000"}
+    must_get = "the end of the connection, once an eighth of pop.memory_bytes_max (64 MiB) is not read"
+    options: ClassVar[dict[str, str]] = {"pop": f"memory_bytes_max = {512 * MIB}\ngroups_max = 100000"}
     peak_mib = 384  # Five times what the option says, and the attacker's own messages.
 
     WAIT_S = 0.2
