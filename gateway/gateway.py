@@ -172,7 +172,6 @@ class Gateway:
             clock,
             sessions_max=options.sessions_max,
             inflight_max=options.inflight_max,
-            refuses_others=options.access.session_of_other == "refuse",
         )
         figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
         self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)

@@ -35,6 +35,9 @@ SUBSCRIPTIONS_OF_SESSION: Final = 10
 RETAINED_BYTES: Final = 4 * KIB
 """Average size of the records of retained messages, if there are as many as may be."""
 
+OLDER_TABLES: Final = frozenset(("auth", "topic-check", "topic_check"))
+"""Tables of plugins in amqtt's older configurations. They name plugins by entry points, and have all options in one table."""
+
 ROOM_BYTES: Final = 64 * MIB
 """Room that a small number of large retained messages has anyhow."""
 
@@ -165,25 +168,10 @@ class AccessOptions:
         'Pattern that client ids must match: "%u" is the user name, "%n" the common name of the client certificate, and "*" '
         'anything. "%u-*" binds client ids to users.',
     )
-    session_of_other: Literal["refuse", "fresh"] = option(
-        "refuse",
-        'What a client gets whose client id has a session of another user: a refusal, or a new session in its place ("fresh").',
-    )
     plugins: dict[str, Any] | None = option(
         None,
-        "Plugins of amqtt: a table from the path of a class to its options. All that answer must agree.",
-    )
-    auth: dict[str, Any] | None = option(None, "amqtt's older table of authentication plugins, instead of `plugins`.")
-    topic_check: dict[str, Any] | None = option(None, "amqtt's older table of topic plugins, instead of `plugins`.")
-    parallel: tuple[str, ...] = option(
-        (),
-        "Paths of own authentication plugins that may run in several threads, each with an instance, as amqtt's may.",
-    )
-    plugin_timeout_ms: int = option(
-        5 * SECOND_MS,
-        "Time within which plugins must answer. No answer is neither yes nor no: the client waits, or is refused.",
-        minimum=10,
-        maximum=5 * MINUTE_MS,
+        "Plugins of amqtt: a table from the path of a class to its options, or amqtt's older tables `auth` and `topic-check`. "
+        "All that answer must agree.",
     )
     decision_ms: int = option(
         MINUTE_MS,
@@ -200,6 +188,11 @@ class AccessOptions:
         "drop",
         'How a message is refused that a client of MQTT 3.1.1 may not publish: acknowledged and not stored ("drop"), or by the '
         "end of the connection.",
+    )
+    plugin_timeout_ms: int = bound(
+        5 * SECOND_MS,
+        "Time within which plugins must answer. No answer is neither yes nor no: the client waits, or is refused before it "
+        "gives up.",
     )
     authentication_threads: int = bound(
         0,
@@ -228,12 +221,18 @@ class AccessOptions:
     held_max: int = bound(10_000, "Logins that are held so, in memory, and no more than a fourth of the connections.")
     questions_max: int = bound(10_000, "Clients that wait for topic plugins, and for authentication, each with a packet.")
 
+    @property
+    def older_plugins(self) -> dict[str, Any]:
+        """amqtt's older tables among `plugins`, by the names that amqtt gives them."""
+        tables = self.plugins or {}
+        return {name.replace("_", "-"): table for name, table in tables.items() if name in OLDER_TABLES}
+
     def check(self, section: str) -> None:
         """Raise OptionInvalid if options contradict each other."""
-        if self.plugins is not None and (self.auth is not None or self.topic_check is not None):
-            raise OptionInvalid(
-                f"{section}.plugins", "combined with auth or topic-check", "used alone, because amqtt would ignore those"
-            )
+        names = self.plugins or {}
+        if self.older_plugins and len(self.older_plugins) < len(names):
+            allowed = "paths of classes, or only auth and topic-check, which amqtt would ignore beside those"
+            raise OptionInvalid(f"{section}.plugins", sorted(names), allowed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class Authorizer:
         self.decisions.start(now_s)
         self.questions.start(now_s)
         options = self.options
-        if options.plugins is None and options.auth is None and options.topic_check is None:
+        if options.plugins is None:
             self.logins.start(now_s, [], only_passwords=True)
             return
         from penstock.gateway.auth.plugins import Plugins  # amqtt is slow to import, so only nodes with plugins do.

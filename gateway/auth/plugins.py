@@ -9,8 +9,8 @@ author of a plugin:
 
 - All calls of one instance come on one thread, which has an event loop: its constructor, questions, events, `close`. While a
   call blocks, no other call of that instance runs.
-- A plugin that doesn't authenticate has one instance. So have all that authenticate, on another thread, unless the operator
-  lists all of them as able to run in parallel (`mqtt.access.parallel`; those of amqtt are). Then each of several threads has
+- A plugin that doesn't authenticate has one instance. So have all that authenticate, on another thread, unless all of them can
+  run in parallel: those of amqtt can, and others whose class has `runs_in_parallel = True`. Then each of several threads has
   its own instances, and what an instance keeps is its own.
 - If a plugin both authenticates and decides about topics, all plugins run on one thread, as in amqtt.
 
@@ -78,7 +78,7 @@ class Plugins:
     """The plugins of a node.
 
     Parameters:
-        options: the options of access control. At least one of the tables of plugins is not None.
+        options: the options of access control. They name plugins.
         publish: publishes the message of a plugin. It is called on a thread of the plugins.
     """
 
@@ -143,26 +143,26 @@ class Plugins:
     async def _load(self) -> list[PluginHost]:
         """Load the plugins, and return the hosts that authenticate. Raises PluginsUnavailable."""
         options = self._options
-        if options.plugins is None:
-            return await self._load_sections({"auth": options.auth, "topic-check": options.topic_check})
-        classes, tables = await self._main.thread.run(_import(options.plugins))
+        if options.older_plugins:
+            return await self._load_older(options.older_plugins)
+        classes, tables = await self._main.thread.run(_import(options.plugins or {}))
         auth = {path: each for path, each in classes.items() if _is_a(each, BaseAuthPlugin)}
         if any(_is_a(each, BaseTopicPlugin) for each in auth.values()):
             auth = {}
         await self._load_on(self._main, {"plugins": {path: table for path, table in tables.items() if path not in auth}})
         if not auth:
             return [self._main]
-        hosts = self._add_hosts(threads_of(self._options) if self._are_parallel(auth) else 1)
+        hosts = self._add_hosts(threads_of(self._options) if _are_parallel(auth) else 1)
         for host in hosts:
             await self._load_on(host, {"plugins": {path: tables[path] for path in auth}})
         return hosts
 
-    async def _load_sections(self, sections: Mapping[str, Any]) -> list[PluginHost]:
-        """Load the plugins of amqtt's older sections, which name some of those that are installed, but load all of them."""
+    async def _load_older(self, tables: dict[str, Any]) -> list[PluginHost]:
+        """Load the plugins of amqtt's older tables, which name some of those that are installed, but load all of them."""
         main = self._main
-        await self._load_on(main, {name: table for name, table in sections.items() if table is not None})
+        await self._load_on(main, tables)
         decides_both = any(plugin in main.topic_plugins for plugin in main.auth_plugins)
-        if decides_both or not main.auth_plugins or not self._are_parallel(_paths(map(type, main.auth_plugins))):
+        if decides_both or not main.auth_plugins or not _are_parallel(_paths(map(type, main.auth_plugins))):
             return [main]
         hosts = self._add_hosts(threads_of(self._options))
         for host in hosts:
@@ -179,11 +179,6 @@ class Plugins:
             host.thread.start()
         self._hosts += hosts
         return hosts
-
-    def _are_parallel(self, classes: Mapping[str, Any]) -> bool:
-        """Return whether several instances of all these classes, by the path that names them, may authenticate at once."""
-        listed = PARALLEL.union(self._options.parallel)
-        return all(path in listed or not listed.isdisjoint(_paths([each])) for path, each in classes.items())
 
     def _note_events(self) -> None:
         handled = frozenset(event for event in BrokerEvents if any(host.handles(event) for host in self._hosts))
@@ -222,6 +217,14 @@ class Plugins:
 async def _import(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the classes of plugins, and their options as amqtt's reader expects them."""
     return {path: class_of(path) for path in tables}, typed(tables)
+
+
+def _are_parallel(classes: Mapping[str, Any]) -> bool:
+    """Return whether several instances of all these classes, by the path that names them, may authenticate at once."""
+    return all(
+        getattr(each, "runs_in_parallel", False) or path in PARALLEL or not PARALLEL.isdisjoint(_paths([each]))
+        for path, each in classes.items()
+    )
 
 
 def _is_a(found: Any, base: type) -> bool:

@@ -615,7 +615,7 @@ class Connection(AnsweringProtocol):
             self.call_later(retry_s(waited_s), self._handle_deferred)
         else:
             self.close(
-                f"the plugins have given no answer about a packet for {waited_s:.0f} s: see mqtt.access.plugin_timeout",
+                f"the plugins have given no answer about a packet for {waited_s:.0f} s",
                 ReasonCode.SERVER_BUSY,
             )
 

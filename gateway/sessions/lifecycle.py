@@ -107,8 +107,6 @@ class SessionLifecycle:
         clock: measures the slices of background work.
         sessions_max: sessions that may be stored (`mqtt.sessions_max`).
         inflight_max: deliveries that a session may leave unacknowledged (`mqtt.inflight_max`).
-        refuses_others: whether a client is refused if the session of its client id belongs to another user
-            (`mqtt.access.session_of_other`). Otherwise it gets a new one.
     """
 
     def __init__(
@@ -126,7 +124,6 @@ class SessionLifecycle:
         *,
         sessions_max: int,
         inflight_max: int,
-        refuses_others: bool,
     ) -> None:
         store.ledger.limit(Resource.SESSIONS, sessions_max, "raise mqtt.sessions_max")
         self._store = store
@@ -141,7 +138,6 @@ class SessionLifecycle:
         self._clock = clock
         self._sessions_max = sessions_max
         self._inflight_max = inflight_max
-        self._refuses_others = refuses_others
         self._job = DueJob(store.now_ms, clock, self._work_slice, sessions.first_due_ms)
         self._unclosed: dict[str, bool] = {}
         """Clients that left while the disk had no room for the record of it, and whether their wills are to be published."""
@@ -180,20 +176,15 @@ class SessionLifecycle:
         """Return the stored session of a client id if a user may resume it, or None.
 
         Raises:
-            ConnectRefused: the session, or that of the connected client, is another user's, and the options refuse this one.
+            ConnectRefused: the session, or that of the connected client, is another user's.
         """
         client, stored = self._clients.get(client_id), self.sessions.get(client_id)
         if stored is not None and client is None and self._has_expired(stored):
             stored = None
         owner = client.session.user if client is not None else stored.user if stored is not None else ""
-        if not _is_others(owner, user):
-            return stored
-        if self._refuses_others:
-            raise ConnectRefused(
-                "The session of the client id belongs to another user. See mqtt.access.session_of_other.",
-                ConnectCode.IDENTIFIER_REJECTED,
-            )
-        return None
+        if _is_others(owner, user):
+            raise ConnectRefused("The session of the client id belongs to another user.", ConnectCode.IDENTIFIER_REJECTED)
+        return stored
 
     def _has_expired(self, stored: StoredSession) -> bool:
         return not stored.connected and stored.ends_ms <= self._now_for(stored)

@@ -88,8 +88,7 @@ def gates_of(config: Config) -> Iterator[Gate]:
     """Yield the listeners that a network reaches, with what decides about their callers."""
     access, mqtt, admin = config.access, config.mqtt, config.admin
     has_logins = bool(access.password_file or access.jwt.algorithms)
-    asked = (mqtt.access.plugins, mqtt.access.auth, mqtt.access.topic_check)
-    has_logins_of_mqtt = has_logins or any(plugins is not None for plugins in asked)
+    has_logins_of_mqtt = has_logins or mqtt.access.plugins is not None
     for each in mqtt.all_listeners:
         # With "never" no client without authentication is accepted, whatever the address.
         if each.kind != "unix" and mqtt.access.anonymous != "never":

@@ -111,8 +111,16 @@ class Renamer(BaseAuthPlugin):  # type: ignore[misc]
         return True
 
 
+class ParallelBlocker(Blocker):
+    """May have several instances, on as many threads."""
+
+    runs_in_parallel = True
+
+
 class Both(BaseAuthPlugin, BaseTopicPlugin):  # type: ignore[misc]
     """Keeps what it learns about a client when it authenticates, and decides about topics by it."""
+
+    runs_in_parallel = True
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)

@@ -17,7 +17,7 @@ from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway.brokers import StartBroker
-from tests.gateway.logins import BUSY, PASSWORD, SCRIPTED, USER, login, plugins
+from tests.gateway.logins import BUSY, PASSWORD, USER, login, plugins
 from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import connect
 from tests.gateway.scripted_plugins import Script
@@ -25,7 +25,6 @@ from tests.gateway.wire import CLEAN, Broker, Client
 from tests.waiting import until
 
 ACCEPTED = (CONNACK, 0, b"\0\0")
-BLOCKER = f"{SCRIPTED}.Blocker"
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +73,7 @@ async def test_a_flood_of_logins_holds_up_no_message(start_broker: StartBroker, 
 async def test_each_thread_has_its_own_instance_of_a_plugin_that_may_run_in_parallel(
     start_broker: StartBroker, script: Script
 ) -> None:
-    broker = await start_broker(access=plugins("Blocker", parallel=(BLOCKER,), authentication_threads=3))
+    broker = await start_broker(access=plugins("ParallelBlocker", authentication_threads=3))
     clients = await blocked_logins(broker, script, 5)
     await until(lambda: len(script.asked) == 3)
     assert (running(broker), waiting(broker)) == (3, 2)
@@ -98,7 +97,7 @@ async def test_any_other_plugin_has_one_instance_on_a_thread_of_its_own(start_br
 async def test_a_plugin_that_decides_about_topics_too_does_so_with_the_same_instance(
     start_broker: StartBroker, script: Script
 ) -> None:
-    broker = await start_broker(access=plugins("Both", parallel=(f"{SCRIPTED}.Both",)))
+    broker = await start_broker(access=plugins("Both"))
     client = await broker.connect_5("c", b"ann", b"x", flags=CLEAN | USER | PASSWORD)
     assert await client.publish_with("of/ann", b"x", {}, 1) == 0
     assert await client.publish_with("of/bob", b"x", {}, 1) == ReasonCode.NOT_AUTHORIZED

@@ -90,23 +90,6 @@ async def test_another_user_does_not_take_over_a_connected_client(
     assert await topics(ann) == ["a"]
 
 
-async def test_another_user_gets_a_fresh_session_if_the_options_say_so(start_broker: StartBroker, script: Script) -> None:
-    broker = await start_broker(access=plugins("Users", session_of_other="fresh"))
-    ann = await enter(broker, "ann")
-    await ann.subscribe(("a", 1))
-    eve = await enter(broker, "eve")
-    assert (await ann.disconnected())[0] == ReasonCode.SESSION_TAKEN_OVER
-    assert not eve.session_present
-    await publish(broker, "a")
-    assert await topics(eve) == []
-    await away(broker, eve)
-    ann = await enter(broker, "ann")
-    assert not ann.session_present
-    await away(broker, ann)
-    await publish(broker, "a")
-    assert await topics(await enter(broker, "ann")) == [], "the session of eve was not that of ann either"
-
-
 @pytest.mark.parametrize("end", ENDS)
 async def test_the_owner_of_a_session_outlives_the_node(start_broker: StartBroker, script: Script, end: str) -> None:
     broker = await start_broker(access=plugins("Users"))

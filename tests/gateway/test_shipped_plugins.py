@@ -68,7 +68,7 @@ def new_style(path: Path) -> str:
 
 
 def old_style(path: Path) -> str:
-    return f'[mqtt.access.auth]\nplugins = ["auth_file"]\npassword-file = "{path}"\n'
+    return f'[mqtt.access.plugins.auth]\nplugins = ["auth_file"]\npassword-file = "{path}"\n'
 
 
 @pytest.mark.parametrize("style", [new_style, old_style])
@@ -115,7 +115,7 @@ def new_acl(path: Path) -> str:
 
 def old_acl(path: Path) -> str:
     rules = RULES.replace("publish_acl", "publish-acl")
-    return old_style(path) + '[mqtt.access.topic-check]\nenabled = true\nplugins = ["topic_acl"]\n' + rules
+    return old_style(path) + '[mqtt.access.plugins.topic-check]\nenabled = true\nplugins = ["topic_acl"]\n' + rules
 
 
 @pytest.mark.parametrize("style", [new_acl, old_acl])
@@ -171,10 +171,10 @@ def test_the_plugins_for_tokens_and_databases_go_by_containment_too(allowed: str
 
 async def test_a_receive_list_decides_which_messages_are_delivered(start_broker: StartBroker, tmp_path: Path) -> None:
     text = """
-        [mqtt.access.auth]
+        [mqtt.access.plugins.auth]
         plugins = ["auth_anonymous"]
         allow-anonymous = true
-        [mqtt.access.topic-check]
+        [mqtt.access.plugins.topic-check]
         enabled = true
         plugins = ["topic_acl"]
         receive-acl = {anonymous = ["open/#"]}

@@ -457,8 +457,10 @@ def test_documented_tables_of_a_library_load_back_as_the_same(tmp_path: Path) ->
 
 
 def test_a_section_of_amqtt_may_be_spelled_with_dashes_and_keeps_its_content(tmp_path: Path) -> None:
-    access = load(tmp_path, "[mqtt.access.topic-check]\nenabled = true\npublish-acl = {a = ['b']}").mqtt.access
-    assert access.topic_check == {"enabled": True, "publish-acl": {"a": ["b"]}}
+    table = {"enabled": True, "publish-acl": {"a": ["b"]}}
+    for name in ("topic-check", "topic_check"):
+        access = load(tmp_path, f"[mqtt.access.plugins.{name}]\nenabled = true\npublish-acl = {{a = ['b']}}").mqtt.access
+        assert access.older_plugins == {"topic-check": table}
 
 
 @pytest.mark.parametrize(
@@ -492,7 +494,7 @@ def test_a_section_of_amqtt_may_be_spelled_with_dashes_and_keeps_its_content(tmp
         ("[[mqtt.listeners]]\nname = 'a'\nsocket_mode = 0o1000", r"socket_mode is 512, but must be an integer from 0 to 511"),
         ("[mqtt]\nplain = 'off'", r"mqtt\.plain is 'off', but must be \"on\" if there is no other listener"),
         ("[mqtt.access]\nplugins = 1", r"mqtt\.access\.plugins is 1, but must be a table"),
-        ("[mqtt.access]\nplugins = {}\nauth = {}", r"mqtt\.access\.plugins .* amqtt would ignore those"),
+        ("[mqtt.access.plugins]\n'a.B' = {}\nauth = {}", r"mqtt\.access\.plugins is \['a\.B', 'auth'\], .* amqtt would ignore"),
     ],
 )
 def test_an_error_in_a_nested_section_or_list_names_the_option(tmp_path: Path, text: str, complaint: str) -> None:
