@@ -56,6 +56,7 @@ from penstock.pop.core.handle import Handles
 from penstock.store.accounts import Resource
 from penstock.store.clock import Clock
 from penstock.store.ledger import QuotaRefusal
+from penstock.store.options import OFF
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.duejob import DueJob
@@ -252,7 +253,7 @@ class Gateway:
         self.keep_alives.start(self.clock.monotonic_s())
         self.heartbeat.start(self.loop)
         self.lifecycle.start(self.loop)
-        return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
+        return self.listeners[PLAIN_NAME].address.port if self.options.listen != OFF else 0
 
     async def stop(self) -> None:
         """Accept no more connections, and close all that are open."""

@@ -15,8 +15,10 @@ from penstock.store.options import (
     KIB,
     MIB,
     MINUTE_MS,
+    OFF,
     SECOND_MS,
     HostPort,
+    OptionalAddress,
     OptionInvalid,
     bound,
     option,
@@ -283,11 +285,10 @@ class LimitOptions:
 class GatewayOptions:
     """The section `[mqtt]`."""
 
-    listen: HostPort = option(
+    listen: OptionalAddress = option(
         HostPort("127.0.0.1", 1883),
-        "Address of the MQTT listener. Port 0 picks a free port.",
+        'Address of the MQTT listener. Port 0 picks a free port. With "off" the node has only further listeners.',
     )
-    plain: Literal["on", "off"] = option("on", "Whether the node has the listener on `listen`.")
     message_bytes_max: int = option(
         MIB,
         "Maximum size of a payload. A larger message is refused with reason 0x97 (MQTT 3.1.1: the connection is closed).",
@@ -378,10 +379,6 @@ class GatewayOptions:
         minimum=0,
         maximum=1_000_000_000,
     )
-    check_payload_format: bool = option(
-        False,
-        "Whether the node refuses, with reason 0x99, a message that is not UTF-8 although its publisher says so.",
-    )
     sys_interval_s: int = option(
         10,
         "Interval of the topics $SYS/broker/... 0 disables them.",
@@ -427,8 +424,8 @@ class GatewayOptions:
 
     @property
     def all_listeners(self) -> tuple[ListenerOptions, ...]:
-        """The plain listener, unless it is off, and the further ones."""
-        plain = (ListenerOptions(name=PLAIN_NAME, listen=self.listen),) if self.plain == "on" else ()
+        """The listener on `listen`, unless that is off, and the further ones."""
+        plain = (ListenerOptions(name=PLAIN_NAME, listen=self.listen),) if isinstance(self.listen, HostPort) else ()
         return (*plain, *self.listeners)
 
     @property
@@ -443,5 +440,5 @@ class GatewayOptions:
         for name in names:
             if names.count(name) > 1:
                 raise OptionInvalid(f"{section}.listeners.name", name, "unique, because two listeners have this name")
-        if self.plain == "off" and not names:
-            raise OptionInvalid(f"{section}.plain", "off", '"on" if there is no other listener')
+        if self.listen == OFF and not names:
+            raise OptionInvalid(f"{section}.listen", OFF, "an address if there is no other listener")

@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from penstock.store.durations import format_duration, milliseconds_of, parse_duration
 from penstock.store.errors import StoreError
@@ -76,6 +76,12 @@ class HostPort:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+OFF: Final = "off"
+
+OptionalAddress: TypeAlias = HostPort | Literal["off"]
+"""An address to listen on, or no listener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,11 @@ class Option:
         """The type of the elements of a list; None if the option is no list."""
         return get_args(self.hint)[0] if get_origin(self.hint) is tuple else None
 
+    @property
+    def is_address(self) -> bool:
+        """Whether the option is an address, or one that may be off."""
+        return self.hint in (HostPort, OptionalAddress)
+
     def written(self, value: Any) -> Any:
         """Return a value of the field as operators write it: durations with their units, and all others as they are."""
         if self.unit_ms and isinstance(value, tuple | list):
@@ -188,11 +199,14 @@ class Option:
             return tuple(self._read_duration(each, name) for each in value)
         if self.unit_ms:
             return self._read_duration(value, name)
-        if self.hint is HostPort and isinstance(value, str):
+        if self.is_address and isinstance(value, str):
+            if self.hint is not HostPort and value == OFF:
+                return OFF
             try:
                 return HostPort.parse(value)
             except OptionInvalid as error:
-                raise OptionInvalid(name, value, error.allowed) from error
+                allowed = error.allowed if self.hint is HostPort else f'{error.allowed}, or "{OFF}"'
+                raise OptionInvalid(name, value, allowed) from error
         if self.hint is Path and isinstance(value, str):
             if not value:
                 raise OptionInvalid(name, value, 'a path; "." is the directory in which the node starts')
@@ -280,8 +294,8 @@ def describe_allowed(declared: Option) -> str:
         return f"a list of {'durations' if declared.unit_ms else 'integers'}, each{_describe_range(declared)}"
     if declared.listed:
         return f"a list of {_LISTED.get(declared.listed, 'tables')}"
-    if hint is HostPort:
-        return "an address, HOST:PORT"
+    if declared.is_address:
+        return "an address, HOST:PORT" if hint is HostPort else f'an address, HOST:PORT, or "{OFF}"'
     if _is_table(hint):
         return "a table"
     return {bool: "true or false", str: "a string", Path: "a path"}[hint]
@@ -313,6 +327,8 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
         )
     if _is_table(hint):
         return value is None or isinstance(value, dict)
+    if hint == OptionalAddress:
+        return isinstance(value, HostPort) or value == OFF
     assert isinstance(hint, type), hint
     return isinstance(value, hint)
 

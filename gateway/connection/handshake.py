@@ -10,7 +10,6 @@ from typing import Generic, Protocol, TypeVar
 
 from penstock.gateway.auth.authorizer import Applicant, Authorizer
 from penstock.gateway.connection.clients import ClientRegistry
-from penstock.gateway.connection.incoming_publishes import PayloadInvalid, check_utf_8
 from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.connection.redelivery import Redelivery
@@ -253,12 +252,6 @@ class Handshake(Generic[C]):
                     ConnectCode.NOT_AUTHORIZED,
                     ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
                 )
-        if self._options.check_payload_format and will.properties.get(Property.PAYLOAD_FORMAT) == 1:
-            try:
-                check_utf_8(will.body)
-            except PayloadInvalid as error:
-                reason = ReasonCode.PAYLOAD_FORMAT_INVALID
-                raise ConnectRefused(f"The will can't be published: {error}.", ConnectCode.NOT_AUTHORIZED, reason) from error
 
     def _keep_alive_s(self, wish: Connect) -> int:
         """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's if that is shorter."""

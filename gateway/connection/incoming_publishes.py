@@ -87,10 +87,6 @@ class PublishForbidden(StoreError):
         super().__init__(f"the client may not publish to {excerpt(topic)}")
 
 
-class PayloadInvalid(StoreError):
-    """Raised when a body is not of the format that its publisher says it is of."""
-
-
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
     """What the options say about incoming PUBLISHes; one object for all connections."""
@@ -101,8 +97,6 @@ class PublishOptions:
     """See `GatewayOptions.message_bytes_max`."""
     topic_alias_max: int
     """See `GatewayOptions.topic_alias_max`."""
-    checks_payload_format: bool
-    """See `GatewayOptions.check_payload_format`."""
     closes_denied: bool
     """See `AccessOptions.denied_publish`."""
     delay_ms_max: int
@@ -117,7 +111,6 @@ class PublishOptions:
             inflight_max=options.inflight_max,
             message_bytes_max=options.message_bytes_max,
             topic_alias_max=options.topic_alias_max,
-            checks_payload_format=options.check_payload_format,
             closes_denied=options.access.denied_publish == "close",
             delay_ms_max=delay_ms_max,
             user_properties_max=options.user_properties_max,
@@ -360,8 +353,6 @@ class IncomingPublishes:
         now_ms, due_ms = store.now_ms(), 0
         if found or topic.startswith(DELAYED):
             topic, due_ms = due_of(topic, found, now_ms, options.delay_ms_max)
-        if options.checks_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
-            check_utf_8(body)
         route = store.router.route(topic, session.causer)
         is_retained = flags & RETAIN and body
         is_charged = due_ms or is_retained
@@ -477,8 +468,6 @@ class IncomingPublishes:
         reason = ReasonCode.QUOTA_EXCEEDED
         if isinstance(error, PublishForbidden):
             reason = ReasonCode.NOT_AUTHORIZED
-        elif isinstance(error, PayloadInvalid):
-            reason = ReasonCode.PAYLOAD_FORMAT_INVALID
         elif isinstance(error, DeliveryTimeInvalid):
             reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         elif isinstance(error, TopicInvalid):
@@ -538,11 +527,3 @@ def _received_as(session: Session, packet_id: int) -> bytes:
 def _check_name(topic: bytes) -> None:
     """Raise TopicInvalid, which closes the connection, if the topic of a PUBLISH is no topic at all."""
     check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)
-
-
-def check_utf_8(body: bytes) -> None:
-    """Raise PayloadInvalid if a body is not UTF-8."""
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise PayloadInvalid(f"the body is not UTF-8 from byte {error.start} on, as its payload format says") from error

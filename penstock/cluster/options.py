@@ -6,7 +6,6 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from penstock.cluster.errors import FilesInvalid
 from penstock.cluster.etcdoptions import EtcdOptions
@@ -24,11 +23,6 @@ class ReplicationOptions:
     coordinator: tuple[str, ...] = option((), "HOST:PORT of each member of etcd, version 3.4 or later.")
     listen: HostPort = option(HostPort("127.0.0.1", 7650), "Address of the listener for other replicas.")
     advertise: str = option("", "HOST:PORT at which other replicas reach that listener. If empty, it is that of `listen`.")
-    relay: Literal["on", "off"] = option(
-        "on",
-        "Whether a node that follows takes connections of clients, and relays them to the leader. If not, their listeners stay "
-        "closed.",
-    )
     etcd_user: str = option("", "User of etcd, if that has authentication.")
     etcd_password_file: str = option("", "File with the password of `etcd_user`.")
     etcd_ca_file: str = option("", "PEM file with the roots of etcd's certificates. If empty, etcd speaks plain text.")

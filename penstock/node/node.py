@@ -67,7 +67,7 @@ from penstock.store.clock import SteerableClock, SystemClock
 from penstock.store.descriptors import descriptor_limit
 from penstock.store.errors import DiskFull, IndexDamaged
 from penstock.store.files import FULL, SYSTEM_FILES, make_directory
-from penstock.store.options import HostPort
+from penstock.store.options import OFF, HostPort
 from penstock.store.recovery import Recovery
 from penstock.timer.listing import TimerListing
 from penstock.tracing.exporter import SpanExporter
@@ -170,7 +170,7 @@ class Node:
             connections_max=self.descriptors.pop,
             relay_dir=config.data_dir if config.replication.is_on else None,
         )
-        self._relaying = self._make_relaying() if self._replication is not None else None
+        self._relaying = self._make_relaying()
         self.tables = TableWriting(self.store, config.data_dir, config.tables, clock) if writes_tables else None
         self._loop_lag = LoopLag()
         self._totaller = GroupTotaller(self.pop, self.store)
@@ -213,7 +213,7 @@ class Node:
         self.on_restart: Callable[[], None] = lambda: os._exit(EXIT_RESTART)
         """Called when a replica must stop serving clients at once, and begin anew from its data directory. Nothing may be
         written or sent any more."""
-        self.mqtt: HostPort = config.mqtt.listen
+        self.mqtt: HostPort = config.mqtt.listen if isinstance(config.mqtt.listen, HostPort) else HostPort("", 0)
         self.grpc: HostPort = config.pop.listen
         self.admin: HostPort = config.admin.listen
 
@@ -313,7 +313,7 @@ class Node:
         """Open the listeners for clients. Raises OSError."""
         self._serves = True
         port = await self.gateway.start()
-        if port:
+        if isinstance(self.config.mqtt.listen, HostPort):
             self.mqtt = HostPort(self.config.mqtt.listen.host, port)
         self.grpc = HostPort(self.config.pop.listen.host, await self._pop_server.start())
 
@@ -341,7 +341,7 @@ class Node:
 
     def _make_relaying(self) -> Relaying | None:
         config, gateway = self.config, self.gateway
-        if self._replication is None or config.replication.relay == "off":
+        if self._replication is None:
             return None
         share = SocketShare(self.descriptors.mqtt, lambda: False)
         return Relaying(
@@ -360,7 +360,7 @@ class Node:
         """Open the listeners for clients as a follower. Raises OSError."""
         if self._relaying is not None:
             await self._relaying.start()
-            if self.config.mqtt.plain == "on":
+            if self.config.mqtt.listen != OFF:
                 self.mqtt = self._relaying.address(PLAIN_NAME)
             self.grpc = self._relaying.address(POP_LISTENER)
 
@@ -431,7 +431,7 @@ class Node:
     def _addresses(self) -> dict[str, str]:
         """Return the addresses of the MQTT listeners by name. The first is that of `mqtt.listen`, or `off`."""
         more = {f"mqtt.{each.name}": str(each) for each in self.gateway.listeners if each.name != PLAIN_NAME}
-        return {"mqtt": str(self.mqtt) if self.config.mqtt.plain == "on" else "off", **more}
+        return {"mqtt": OFF if self.config.mqtt.listen == OFF else str(self.mqtt), **more}
 
     def reload(self, by: str = OPERATOR) -> None:
         """Read certificates, rules, users and keys again, and apply them to what clients are doing.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_origin
 
 from penstock.node.errors import ConfigError
-from penstock.store.options import HostPort, Option
+from penstock.store.options import Option
 
 PREFIX: Final = "PENSTOCK_"
 
@@ -51,7 +51,7 @@ def read_variables(
 
 def _value_of(variable: str, text: str, option: Option) -> Any:
     """Return the text of a variable as a value of TOML. Text, durations and addresses need no quotes."""
-    is_text = option.hint in (str, Path, HostPort) or get_origin(option.hint) is Literal
+    is_text = option.hint in (str, Path) or option.is_address or get_origin(option.hint) is Literal
     if is_text or (option.unit_ms and not option.listed and text != "0"):
         return text
     try:

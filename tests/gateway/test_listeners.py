@@ -51,7 +51,7 @@ async def test_the_ready_line_names_all_listeners(start_broker: StartBroker, tmp
 
 
 async def test_the_plain_listener_can_be_left_out(start_broker: StartBroker) -> None:
-    broker = await start_broker(plain="off", listeners=(ListenerOptions(name="only", listen=FREE),))
+    broker = await start_broker(listen="off", listeners=(ListenerOptions(name="only", listen=FREE),))
     assert " mqtt=off " in f" {broker.node.ready_line()} "
     await broker.connect("c", listener="only")
 

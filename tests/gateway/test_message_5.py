@@ -92,18 +92,6 @@ async def test_a_request_is_answered(broker: Broker) -> None:
     assert await asker.message_with() == (Message("answers/7", b"!", 1), correlation)
 
 
-@pytest.mark.parametrize(("checks", "body", "reason"), [(True, b"\xff", 0x99), (True, b"\xc3\xbc", 0), (False, b"\xff", 0)])
-async def test_the_payload_format_is_checked_where_the_operator_wants_it(
-    start_broker: StartBroker, checks: bool, body: bytes, reason: int
-) -> None:
-    """3.3.2.3.2."""
-    broker = await start_broker(check_payload_format=checks)
-    client = await broker.connect_5("client")
-    for qos in (1, 2):
-        assert await client.publish_with("a", body, {Property.PAYLOAD_FORMAT: 1}, qos) == reason
-    assert await client.publish_with("a", b"\xff", {Property.PAYLOAD_FORMAT: 0}, 1) == 0
-
-
 # --- message expiry -------------------------------------------------------------------------------------------------------
 
 

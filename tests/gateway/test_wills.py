@@ -231,14 +231,3 @@ async def test_a_will_with_a_delivery_time_is_refused_when_its_client_connects(s
     reason, properties = await client.connack()
     assert reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
     assert f"The will has the user property {name}" in properties[Property.REASON_STRING]
-
-
-@pytest.mark.parametrize(("checks", "reason"), [(True, ReasonCode.PAYLOAD_FORMAT_INVALID), (False, ReasonCode.SUCCESS)])
-async def test_the_payload_format_of_a_will_is_checked_where_the_operator_wants_it(
-    start_broker: StartBroker, checks: bool, reason: ReasonCode
-) -> None:
-    broker = await start_broker(check_payload_format=checks)
-    about: dict[Any, Any] = {Property.PAYLOAD_FORMAT: 1}
-    client = await broker.connect_5("c", b"gone", b"\xff", flags=CLEAN | WILL, will=about, accepted=False)
-    assert (await client.connack())[0] == reason
-    await broker.connect_5("d", b"gone", "\u00b0C".encode(), flags=CLEAN | WILL, will=about)

@@ -332,7 +332,7 @@ class Broker:
         self.config = replace(
             Config(),
             data_dir=data_dir,
-            mqtt=GatewayOptions(listen=FREE, **PATIENT | options),
+            mqtt=GatewayOptions(**{"listen": FREE} | PATIENT | options),
             store=replace(StoreOptions(segment_bytes=4 * MIB, sync_in="thread"), **store),
             pop=replace(pop, listen=FREE),
             access=AccessControlOptions(file=access_file, **control),

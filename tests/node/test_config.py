@@ -155,7 +155,7 @@ def test_overrides_replace_values_of_the_file_and_none_is_ignored(tmp_path: Path
         ("[store]\nsegment_bytes = '1 GiB'", r"store\.segment_bytes is '1 GiB', but must be an integer"),
         ("[store]\nsegment_bytes = 2e6", r"store\.segment_bytes is 2000000\.0, but must be an integer"),
         ("[mqtt]\ninflight_max = true", r"mqtt\.inflight_max is True, but must be an integer"),
-        ("[mqtt]\nlisten = 1883", r"mqtt\.listen is 1883, but must be an address"),
+        ("[mqtt]\nlisten = 1883", r"mqtt\.listen is 1883, but must be an address, HOST:PORT, or \"off\""),
         ("[mqtt]\nlisten = 'localhost:70000'", r"mqtt\.listen is 'localhost:70000', .* port from 0 to 65535"),
         ("[pop]\nretry_backoff = 5", r"pop\.retry_backoff is 5, but must be a list of durations, each from 0 to 30d"),
         ("[pop]\nretry_backoff = ['1s', '-1s']", r"pop\.retry_backoff is '-1s', but must be a duration with a unit"),
@@ -348,7 +348,7 @@ def test_a_documented_configuration_loads_back_as_the_same(tmp_path: Path) -> No
     )
     text = document_options(config)
     assert load(tmp_path, text) == config
-    assert '# An address, HOST:PORT. Default: "127.0.0.1:1883"\nlisten = "[::1]:0"' in text
+    assert '# An address, HOST:PORT, or "off". Default: "127.0.0.1:1883"\nlisten = "[::1]:0"' in text
 
 
 @pytest.mark.parametrize("name", [*OPTION_SECTIONS, *LISTS])
@@ -492,7 +492,7 @@ def test_a_section_of_amqtt_may_be_spelled_with_dashes_and_keeps_its_content(tmp
         ("[[mqtt.listeners]]\nname = 'a'\nproxy_from = ['10.0.0.1/8']", r"proxy_from is '10\.0\.0\.1/8', but must be networks"),
         ("[[mqtt.listeners]]\nname = 'a'\nproxy_from = [10]", r"proxy_from is \(10,\), but must be a list of strings"),
         ("[[mqtt.listeners]]\nname = 'a'\nsocket_mode = 0o1000", r"socket_mode is 512, but must be an integer from 0 to 511"),
-        ("[mqtt]\nplain = 'off'", r"mqtt\.plain is 'off', but must be \"on\" if there is no other listener"),
+        ("[mqtt]\nlisten = 'off'", r"mqtt\.listen is 'off', but must be an address if there is no other listener"),
         ("[mqtt.access]\nplugins = 1", r"mqtt\.access\.plugins is 1, but must be a table"),
         ("[mqtt.access.plugins]\n'a.B' = {}\nauth = {}", r"mqtt\.access\.plugins is \['a\.B', 'auth'\], .* amqtt would ignore"),
     ],

@@ -63,7 +63,7 @@ class Machine(NamedTuple):
 
 def mqtt_options(**changed: Any) -> GatewayOptions:
     """Return options of a gateway without listeners."""
-    return GatewayOptions(plain="off", limits=LimitOptions(log_lines_per_s=0), sys_interval_s=0, **changed)
+    return GatewayOptions(listen="off", limits=LimitOptions(log_lines_per_s=0), sys_interval_s=0, **changed)
 
 
 def _may_end_a_call(error: BaseException) -> bool:
