@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they take long to import, so only nodes that use them do
     from penstock.access.tokens import Tokens
 
 
-FETCHED_KEYS: Final = "access.jwt.jwks_url"
+FETCHED_KEYS: Final = "access.jwt.keys"
 """Who changes what is in force, for the audit log, when a fetched key set lacks a key."""
 
 
@@ -106,7 +106,7 @@ class AccessControl:
         return ProvenIdentity(user, password_hash=passwords.hashes[user]) if is_right else False
 
     def use_key_set(self, data: bytes) -> None:
-        """Verify tokens with the keys that were fetched from `access.jwt.jwks_url`. Raises AccessInvalid.
+        """Verify tokens with the keys that were fetched from the URL `access.jwt.keys`. Raises AccessInvalid.
 
         Clients whose tokens a key signed that is not among them any more are looked at again.
         """

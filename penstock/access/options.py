@@ -26,20 +26,32 @@ class TokenOptions:
         (),
         "Algorithms by which a token may be signed, such as ES256 or HS256. If empty, no token is accepted.",
     )
-    key_file: str = option("", "File with the public key in PEM; for HS256, HS384 and HS512 with the secret.")
-    jwks_file: str = option("", "File with a JSON Web Key Set.")
-    jwks_url: str = option("", "URL of a JSON Web Key Set, https or on loopback, which is fetched every five minutes.")
+    keys: str = option(
+        "",
+        "File with the public key in PEM or with a JSON Web Key Set, or URL of such a set, https or on loopback, which is "
+        "fetched every five minutes. For HS256, HS384 and HS512, file with the secret.",
+    )
     issuer: str = option("", "What the claim `iss` must be. If empty, it may be anything.")
     audience: str = option("", "What the claim `aud` must be or contain. If empty, it may be anything.")
     user_claim: str = option("sub", "Claim with the user name.")
     roles_claim: str = option("roles", "Claim with the roles: a list, or names with spaces between them.")
-    jwks_refresh_s: int = bound(300, "Time between two fetches of `jwks_url`. A withdrawn key is accepted for so long.")
+    jwks_refresh_s: int = bound(300, "Time between two fetches of a key set. A withdrawn key is accepted for so long.")
     leeway_s: int = bound(30, "Time by which the clocks of node and authority may differ. A token holds for so much longer.")
 
     @property
     def is_symmetric(self) -> bool:
         """Whether one secret signs and verifies."""
         return any(name in SYMMETRIC for name in self.algorithms)
+
+    @property
+    def url(self) -> str:
+        """URL of the key set; empty if the keys are in a file."""
+        return self.keys if "://" in self.keys else ""
+
+    @property
+    def file(self) -> str:
+        """Path of the file with the keys; empty if they are fetched."""
+        return "" if self.url else self.keys
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if options contradict each other."""
@@ -51,15 +63,15 @@ class TokenOptions:
             raise OptionInvalid(
                 f"{section}.algorithms", list(self.algorithms), "all with a secret (HS...) or all with key pairs"
             )
-        if self.algorithms and not (self.key_file or self.jwks_file or self.jwks_url):
-            raise OptionInvalid(f"{section}.key_file", "", "a path, or jwks_file or jwks_url set, if there are algorithms")
-        if self.jwks_url and not _is_safe(self.jwks_url):
+        if self.algorithms and not self.keys:
+            raise OptionInvalid(f"{section}.keys", "", "a path or a URL if there are algorithms")
+        if self.url and not _is_safe(self.url):
             # Whoever can change the answer on its way could sign tokens.
-            raise OptionInvalid(f"{section}.jwks_url", self.jwks_url, "an https URL, or an http one of this machine")
-        if self.jwks_url and not self.algorithms:
-            raise OptionInvalid(f"{section}.algorithms", [], "given if there is a jwks_url")
-        if self.is_symmetric and not self.key_file:
-            raise OptionInvalid(f"{section}.key_file", "", "a path if the algorithms need a secret")
+            raise OptionInvalid(f"{section}.keys", self.url, "a path, an https URL, or an http one of this machine")
+        if self.url and not self.algorithms:
+            raise OptionInvalid(f"{section}.algorithms", [], "given if keys is a URL")
+        if self.is_symmetric and self.url:
+            raise OptionInvalid(f"{section}.keys", self.url, "a path if the algorithms need a secret")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Tokens:
     """Verifies tokens.
 
     Parameters:
-        options: see `TokenOptions`. A key file, a JWKS file or a URL is given.
+        options: see `TokenOptions`. A file or a URL is given.
         now_ms: returns the time in ms since 1970.
 
     Raises:
@@ -55,19 +55,15 @@ class Tokens:
         self._keys: dict[str, _Key] = {}
         self._fetched: dict[str, _Key] = {}
         """Keys from the URL, by id. The first fetch brings them."""
-        if options.key_file:
-            self._keys[_ANY] = _named(self._key(Path(options.key_file)))
-        if options.jwks_file:
-            self._keys |= self._key_set(_read(Path(options.jwks_file)), options.jwks_file)
-        if not self._keys and not options.jwks_url:
-            raise AccessInvalid(f"the key set {options.jwks_file} has no key for {', '.join(options.algorithms)}")
+        if options.file:
+            self._keys = self._read_keys(Path(options.file))
 
     def use_key_set(self, data: bytes) -> bool:
         """Use the keys that were fetched from the URL, in place of earlier ones; return whether one of these is gone.
 
         Raises AccessInvalid.
         """
-        found = self._key_set(data, self._options.jwks_url)
+        found = self._key_set(data, self._options.url)
         if not found:
             raise AccessInvalid(f"the key set has no key for {', '.join(self._options.algorithms)}")
         earlier, self._fetched = self._fetched, found
@@ -77,7 +73,7 @@ class Tokens:
         """Return whether a key is known, by its `ProvenIdentity.key_name`; None if no keys have been fetched yet."""
         if any(key.name == name for key in (*self._keys.values(), *self._fetched.values())):
             return True
-        return None if self._options.jwks_url and not self._fetched else False
+        return None if self._options.url and not self._fetched else False
 
     def take_fetched(self, other: Tokens) -> None:
         """Go on with the keys that another object has fetched."""
@@ -91,8 +87,8 @@ class Tokens:
             KeysUnavailable: nobody can tell, because no keys have been fetched yet.
         """
         options = self._options
-        if options.jwks_url and not self._fetched and not self._keys:
-            raise KeysUnavailable(f"no keys have come from {options.jwks_url} yet")
+        if options.url and not self._fetched:
+            raise KeysUnavailable(f"no keys have come from {options.url} yet")
         if len(token) > TOKEN_BYTES_MAX:
             raise TokenInvalid(f"the token has {len(token)} characters; {TOKEN_BYTES_MAX} are the limit")
         try:
@@ -144,8 +140,18 @@ class Tokens:
             raise TokenInvalid(f"the key {key_id[:80]!r} is not known")
         return found
 
-    def _key(self, path: Path) -> Any:
+    def _read_keys(self, path: Path) -> dict[str, _Key]:
+        """Return the keys in a file, by id. Raises AccessInvalid."""
         data = _read(path)
+        # A secret may begin with any byte. A key in PEM begins with a dash.
+        if self._options.is_symmetric or not data.lstrip().startswith(b"{"):
+            return {_ANY: _named(self._key(data, path))}
+        found = self._key_set(data, str(path))
+        if not found:
+            raise AccessInvalid(f"the key set {path} has no key for {', '.join(self._options.algorithms)}")
+        return found
+
+    def _key(self, data: bytes, path: Path) -> Any:
         algorithms = self._options.algorithms
         if self._options.is_symmetric:
             secret = data.strip()
@@ -159,7 +165,7 @@ class Tokens:
                 return jwt.get_algorithm_by_name(algorithm).prepare_key(data)
             except (jwt.PyJWTError, ValueError, TypeError):
                 continue  # it may be a key for another one of the algorithms
-        raise AccessInvalid(f"{path} is no public key in PEM for {', '.join(algorithms)}")
+        raise AccessInvalid(f"{path} is no key set, and no public key in PEM for {', '.join(algorithms)}")
 
     def _key_set(self, data: bytes, origin: str) -> dict[str, _Key]:
         """Return the keys of a JSON Web Key Set (RFC 7517) by their ids: those that the algorithms can use."""

@@ -24,7 +24,7 @@ RETRY_S: Final = 10.0
 
 
 class KeySetFetcher:
-    """Keeps the keys of `access.jwt.jwks_url` up to date. After a failed fetch the keys of the last one stay in force.
+    """Keeps the keys of the URL `access.jwt.keys` up to date. After a failed fetch the keys of the last one stay in force.
 
     Parameters:
         access: of the node; its options name the URL.

@@ -190,7 +190,7 @@ class Node:
         access = AccessOverSocket(
             self.access, self.reload, self.gateway.rechecked, self.gateway.disconnect, self._pop_server.disconnect
         )
-        self._key_sets = KeySetFetcher(self.access, config.access.jwt.jwks_url, config.access.jwt.jwks_refresh_s)
+        self._key_sets = KeySetFetcher(self.access, config.access.jwt.url, config.access.jwt.jwks_refresh_s)
         self._holding = Holding(self.store, config.data_dir)
         self._control = Control(
             config.data_dir,

@@ -59,9 +59,9 @@ def _access_files(config: Config) -> Iterator[tuple[str, bool]]:
     access, mqtt, pop, admin = config.access, config.mqtt, config.pop, config.admin
     tokens = access.jwt
     secrets = [access.file, access.password_file, pop.key_file, admin.key_file, *(each.key_file for each in mqtt.listeners)]
-    others = [tokens.jwks_file, pop.certificate_file, pop.client_ca_file, admin.certificate_file]
+    others = [pop.certificate_file, pop.client_ca_file, admin.certificate_file]
     others += [admin.client_ca_file, admin.client_crl_file]
     others += [path for each in mqtt.listeners for path in (each.certificate_file, each.client_ca_file, each.client_crl_file)]
-    (secrets if tokens.is_symmetric else others).append(tokens.key_file)
+    (secrets if tokens.is_symmetric else others).append(tokens.file)
     for paths, is_secret in ((secrets, True), (others, False)):
         yield from ((path, is_secret) for path in dict.fromkeys(paths) if path)

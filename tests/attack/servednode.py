@@ -100,7 +100,7 @@ audit_file = "{directory}/audit.jsonl"
 
 [access.jwt]
 algorithms = ["HS256"]
-key_file = "{directory}/jwt-secret"
+keys = "{directory}/jwt-secret"
 
 [admin]
 listen = "127.0.0.1:0"

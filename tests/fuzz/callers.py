@@ -244,6 +244,6 @@ def control(directory: Path) -> dict[str, Any]:
         "access_file": str(directory / "access.toml"),
         "control": {
             "password_file": str(directory / "passwords"),
-            "jwt": TokenOptions(algorithms=("HS256",), key_file=str(directory / "key")),
+            "jwt": TokenOptions(algorithms=("HS256",), keys=str(directory / "key")),
         },
     }

@@ -64,7 +64,7 @@ def start(start_broker: StartBroker, audit: Audit, tmp_path: Path) -> StartBroke
     async def start(*, has_tokens: bool = False, **options: Any) -> Broker:
         control: dict[str, Any] = {"audit_file": str(audit.path)}
         if has_tokens:
-            control["jwt"] = TokenOptions(algorithms=("HS256",), key_file=str(tmp_path / "secret"))
+            control["jwt"] = TokenOptions(algorithms=("HS256",), keys=str(tmp_path / "secret"))
         return await start_broker(access_file=str(tmp_path / "access.toml"), control=control, **options)
 
     return start

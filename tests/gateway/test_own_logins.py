@@ -54,7 +54,7 @@ def passwords(tmp_path: Path) -> Path:
 def control(tmp_path: Path, passwords: Path) -> dict[str, Any]:
     (tmp_path / "secret").write_bytes(SECRET)
     (tmp_path / "rules.toml").write_text(RULES)
-    tokens = TokenOptions(algorithms=("HS256",), key_file=str(tmp_path / "secret"), leeway_s=0)
+    tokens = TokenOptions(algorithms=("HS256",), keys=str(tmp_path / "secret"), leeway_s=0)
     return {"password_file": str(passwords), "jwt": tokens}
 
 
@@ -118,7 +118,7 @@ async def test_a_token_that_does_not_hold_is_refused(broker: Broker) -> None:
 async def test_a_token_is_neither_right_nor_wrong_while_there_are_no_keys(
     start_broker: StartBroker, control: dict[str, Any]
 ) -> None:
-    keys = TokenOptions(algorithms=("ES256",), jwks_url="http://127.0.0.1:1/keys")  # nobody listens there
+    keys = TokenOptions(algorithms=("ES256",), keys="http://127.0.0.1:1/keys")  # nobody listens there
     broker = await start_broker(control=control | {"jwt": keys})
     assert (await login(broker, None, token(broker)))[1] == ReasonCode.SERVER_BUSY
     assert (await login(broker, "ann", "anns password"))[1] == ACCEPTED
@@ -221,7 +221,7 @@ async def test_a_fetched_key_set_without_a_key_disconnects_the_clients_of_that_k
             {"keys": [ECAlgorithm.to_jwk(keys[name].public_key(), True) | {"kid": name} for name in names]}
         ).encode()
 
-    fetched = TokenOptions(algorithms=("ES256",), jwks_url="http://127.0.0.1:1/keys")  # nobody listens there
+    fetched = TokenOptions(algorithms=("ES256",), keys="http://127.0.0.1:1/keys")  # nobody listens there
     broker = await start_broker(control=control | {"jwt": fetched})
     access, ends_s = broker.node.access, broker.node.store.now_ms() / 1000 + 600
     access.use_key_set(key_set("old", "new"))

@@ -45,7 +45,7 @@ async def broker(start_broker: StartBroker, tmp_path: Path) -> Broker:
     PasswordFile.empty(tmp_path / "passwords").add("ann", "anns password")
     (tmp_path / "rules.toml").write_text(RULES)
     (tmp_path / "secret").write_bytes(SECRET)
-    tokens = TokenOptions(algorithms=("HS256",), key_file=str(tmp_path / "secret"))
+    tokens = TokenOptions(algorithms=("HS256",), keys=str(tmp_path / "secret"))
     control: dict[str, Any] = {"password_file": str(tmp_path / "passwords"), "jwt": tokens}
     control["audit_file"] = str(tmp_path / "audit")
     return await start_broker(access_file=str(tmp_path / "rules.toml"), control=control)
@@ -172,7 +172,7 @@ async def test_a_will_waits_until_its_author_s_key_is_known_or_is_known_to_be_go
         rows = [ECAlgorithm.to_jwk(keys[name].public_key(), as_dict=True) | {"kid": name} for name in names]
         return json.dumps({"keys": rows}).encode()
 
-    fetched = TokenOptions(algorithms=("ES256",), jwks_url="http://127.0.0.1:1/keys")  # nobody listens there
+    fetched = TokenOptions(algorithms=("ES256",), keys="http://127.0.0.1:1/keys")  # nobody listens there
     broker = await start_broker(control={"jwt": fetched})
     broker.node.access.use_key_set(key_set("old"))
     shown = token(broker, keys["old"], "ES256", headers={"kid": "old"})
@@ -198,7 +198,7 @@ async def test_a_client_that_would_end_a_session_whose_will_waits_is_told_that_t
     key = ec.generate_private_key(ec.SECP256R1())
     keys = json.dumps({"keys": [ECAlgorithm.to_jwk(key.public_key(), as_dict=True) | {"kid": "k"}]}).encode()
     PasswordFile.empty(tmp_path / "passwords").add("bob", "bobs password")
-    fetched = TokenOptions(algorithms=("ES256",), jwks_url="http://127.0.0.1:1/keys")  # nobody listens there
+    fetched = TokenOptions(algorithms=("ES256",), keys="http://127.0.0.1:1/keys")  # nobody listens there
     broker = await start_broker(control={"jwt": fetched, "password_file": str(tmp_path / "passwords")})
     broker.node.access.use_key_set(keys)
     await leave_will(broker, "bob", token(broker, key, "ES256", headers={"kid": "k"}), "gone/bob")

@@ -96,7 +96,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         control = AccessControlOptions(
             file=str(tmp_path / "access.toml"),
             password_file=str(tmp_path / "passwords"),
-            jwt=TokenOptions(algorithms=("HS256",), key_file=str(tmp_path / "secret")),
+            jwt=TokenOptions(algorithms=("HS256",), keys=str(tmp_path / "secret")),
             audit_file=str(tmp_path / "audit"),
         )
         access = AccessControl(control if has_access else AccessControlOptions(), tmp_path, lambda: 1_700_000_000_000)

@@ -59,7 +59,7 @@ async def authority() -> AsyncIterator[Authority]:
 
 @pytest.fixture
 def access(authority: Authority, tmp_path: Path) -> AccessControl:
-    tokens = TokenOptions(algorithms=("ES256",), jwks_url=authority.url)
+    tokens = TokenOptions(algorithms=("ES256",), keys=authority.url)
     return AccessControl(AccessControlOptions(jwt=tokens), tmp_path, lambda: NOW_S * 1000)
 
 

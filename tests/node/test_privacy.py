@@ -10,6 +10,7 @@ import structlog.testing
 
 from penstock.access.options import AccessControlOptions, TokenOptions
 from penstock.gateway.options import GatewayOptions, ListenerOptions
+from penstock.node.adminoptions import AdminOptions
 from penstock.node.config import Config
 from penstock.node.privacy import keep_private, warn_of_open_files
 from tests.gateway.wire import Broker
@@ -67,9 +68,10 @@ def test_the_log_names_the_files_of_secrets_that_others_may_read(tmp_path: Path,
         access=AccessControlOptions(
             file=str(tmp_path / "rules.toml"),
             password_file=str(tmp_path / "passwords"),
-            jwt=TokenOptions(algorithms=(algorithm,), key_file=str(tmp_path / "secret"), jwks_file=str(tmp_path / "missing")),
+            jwt=TokenOptions(algorithms=(algorithm,), keys=str(tmp_path / "secret")),
         ),
         mqtt=GatewayOptions(listeners=(listener,)),
+        admin=AdminOptions(client_ca_file=str(tmp_path / "missing")),
     )
     with structlog.testing.capture_logs() as logs:
         warn_of_open_files(config)

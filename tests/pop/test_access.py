@@ -136,7 +136,7 @@ async def test_a_signed_token_names_a_user_with_roles(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdef0123456789abcdef")
     (tmp_path / "access.toml").write_text('[[role]]\nname = "senders"\nwrite = ["plant/#"]\n')
-    tokens = TokenOptions(algorithms=("HS256",), key_file=str(secret))
+    tokens = TokenOptions(algorithms=("HS256",), keys=str(secret))
     async with Node(tmp_path / "data", access=tmp_path / "access.toml", tokens=tokens) as node:
 
         def client(exp: int, *roles: str) -> Client:
@@ -158,7 +158,7 @@ async def test_a_stream_ends_with_the_token_of_its_caller_and_a_pop_that_waits_w
     secret, rules = tmp_path / "secret", tmp_path / "access.toml"
     secret.write_bytes(b"0123456789abcdef0123456789abcdef")
     rules.write_text('[[rule]]\nallow = "all"\ntopics = ["#"]\ngroups = ["*"]\n')
-    tokens = TokenOptions(algorithms=("HS256",), key_file=str(secret), leeway_s=0)
+    tokens = TokenOptions(algorithms=("HS256",), keys=str(secret), leeway_s=0)
     async with Node(tmp_path / "data", access=rules, tokens=tokens) as node:
 
         def client(seconds: float) -> Client:
@@ -237,7 +237,7 @@ async def test_a_ban_of_an_address_holds_without_an_access_file(tmp_path: Path) 
 async def test_a_ban_of_a_user_holds_without_an_access_file_for_callers_with_its_token(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdef0123456789abcdef")
-    tokens = TokenOptions(algorithms=("HS256",), key_file=str(secret))
+    tokens = TokenOptions(algorithms=("HS256",), keys=str(secret))
     async with Node(tmp_path / "data", tokens=tokens) as node:
 
         def client(user: str) -> Client:

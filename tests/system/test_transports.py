@@ -146,7 +146,7 @@ def test_the_tokens_of_the_example_name_users(files: Authority, tmp_path: Path, 
     config = tmp_path / "penstock.toml"
     head, name, rest = config.read_text().partition("[access.jwt]\n")
     assert name
-    config.write_text(f'{head}{name}algorithms = ["ES256"]\nkey_file = "authority.pem"\n{rest}')
+    config.write_text(f'{head}{name}algorithms = ["ES256"]\nkeys = "authority.pem"\n{rest}')
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "authority.pem").write_bytes(public)
