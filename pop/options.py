@@ -17,6 +17,9 @@ MEMORY_PARTS: Final = 8
 """Parts of the memory for calls. A byte of a request takes up to three bytes of memory, and a byte of a response up to five. So
 one part is the size of all requests, and as much that of all responses."""
 
+INVISIBLE_MS_MAX: Final = 12 * HOUR_MS
+"""See `PopOptions.invisible_ms_max`."""
+
 TOPIC_IDS_SHARE: Final = 5
 """Which part of the deduplication ids one topic may have: a fifth. A busy topic must leave room for those of others."""
 
@@ -79,13 +82,7 @@ class PopOptions:
         MINUTE_MS,
         "Time for which a popped message is invisible if neither the call nor the group says.",
         minimum=1,
-        at_most="invisible_ms_max",
-    )
-    invisible_ms_max: int = option(
-        12 * HOUR_MS,
-        "Longest invisible time that a call may ask for.",
-        minimum=SECOND_MS,
-        maximum=30 * DAY_MS,
+        maximum=INVISIBLE_MS_MAX,
     )
     attempts_max: int = option(
         16,
@@ -135,6 +132,11 @@ class PopOptions:
         0,
         "Bytes of one request. A larger one is refused, and not read. 0: `REQUEST_BYTES`, or `MESSAGES_OF_REQUEST` of the "
         "largest messages, and no more than all requests together.",
+    )
+    invisible_ms_max: int = bound(
+        INVISIBLE_MS_MAX,
+        "Invisible time that a call may ask for. A consumer that works for longer asks again, so that the message of one that "
+        "has died returns within half a day.",
     )
     requests_bytes_max: int = bound(0, "Bytes of all requests, which take three times as much memory. 0: see `MEMORY_PARTS`.")
     responses_bytes_max: int = bound(

@@ -93,8 +93,6 @@ class Bounds:
 
     minimum: int | None = None
     maximum: int | None = None
-    at_most: str = ""
-    """Another field of the same dataclass that this one must not exceed."""
 
 
 def option(
@@ -103,7 +101,6 @@ def option(
     *,
     minimum: int | None = None,
     maximum: int | None = None,
-    at_most: str = "",
 ) -> T:
     """Declare a field of an options dataclass.
 
@@ -112,9 +109,8 @@ def option(
         doc: one or two sentences for the operator.
         minimum: the smallest integer that is allowed, in the unit of the field; for a tuple, the smallest element.
         maximum: the largest integer that is allowed; for a tuple, the largest element.
-        at_most: another field of the same dataclass that this one must not exceed.
     """
-    metadata = {"bounds": Bounds(doc, minimum, maximum, at_most)}
+    metadata = {"bounds": Bounds(doc, minimum, maximum)}
     # At run time this is a Field, which @dataclass replaces. Type checkers must see the type of the default.
     declared: T = field(default=default, metadata=metadata)
     return declared
@@ -140,7 +136,7 @@ _UNIT_MS: Final = {"ms": 1, "s": SECOND_MS}
 
 
 def operator_name(field_name: str) -> str:
-    """Return the name by which operators know the option of a field: `invisible_max` for `invisible_ms_max`."""
+    """Return the name by which operators know the option of a field: `keep_alive_max` for `keep_alive_s_max`."""
     return _UNIT.sub("", field_name)
 
 
@@ -260,18 +256,10 @@ def check_options(options: Any, section: str = "") -> None:
         OptionInvalid: for the first value that is not allowed.
     """
     prefix = f"{section}." if section else ""
-    checked = options_of(type(options))
-    for declared in checked:
+    for declared in options_of(type(options)):
         value = getattr(options, declared.field)
         if not _fits(declared.hint, value, declared.bounds):
             raise OptionInvalid(prefix + declared.name, declared.written(value), describe_allowed(declared))
-    # All types have been checked, so both sides of this comparison are integers.
-    for declared in checked:
-        other, value = declared.bounds.at_most, getattr(options, declared.field)
-        if other and value > getattr(options, other):
-            most = declared.written(getattr(options, other))
-            allowed = f"at most {prefix}{operator_name(other)}, which is {most}"
-            raise OptionInvalid(prefix + declared.name, declared.written(value), allowed)
 
 
 _LISTED = {str: "strings"}

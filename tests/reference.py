@@ -30,7 +30,7 @@ from penstock.settings import DEFAULTS, PREFIX
 from penstock.spark.parquet.schema import CAUSES, RECORDS, START, TABLES, ParquetTable
 from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_MESSAGES
 from penstock.spark.reconciliation.tables import REPORT_TABLES
-from penstock.store.options import HostPort, Option, describe_allowed, operator_name, options_of
+from penstock.store.options import HostPort, Option, describe_allowed, options_of
 from penstock.tracing.options import TracingOptions
 from tests.clientreference import client_page
 
@@ -89,7 +89,7 @@ def _allowed(option: Option) -> str:
     allowed = describe_allowed(option)
     for words, short in _SHORT:
         allowed = allowed.replace(words, short)
-    return f"{allowed}, at most `{operator_name(option.bounds.at_most)}`" if option.bounds.at_most else allowed
+    return allowed
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.store.options import DAY_MS, KIB, MIB, SECOND_MS, bound, option
+from penstock.store.options import DAY_MS, KIB, MIB, bound, option
 
 YEAR_MS = 365 * DAY_MS
 """A year without a leap day."""
@@ -36,18 +36,13 @@ class TimerOptions:
         minimum=1,
         maximum=1_000_000_000,
     )
-    delay_ms_max: int = option(
-        10 * YEAR_MS,
-        "Longest delay of a message.",
-        minimum=SECOND_MS,
-        maximum=100 * YEAR_MS,
-    )
     schedules_max: int = option(
         10_000,
         "Maximum number of schedules, those that have ended included. They have 6 KiB on average at most.",
         minimum=0,
         maximum=1_000_000,
     )
+    delay_ms_max: int = bound(10 * YEAR_MS, "Delay of a message. A longer one is a mistake in the unit of a time.")
     tick_ms: int = bound(10, "Slot of the timer wheel. A shorter one wakes the loop more often than anybody notices.")
     fire_max: int = bound(1024, "Timers that fire in one turn of the event loop, so that other work runs in between.")
     schedule_every_ms_min: int = bound(100, "Least time between occurrences: one schedule must not keep the loop busy.")

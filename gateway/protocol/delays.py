@@ -98,7 +98,7 @@ def parse_delayed(topic: bytes, now_ms: int, delay_ms_max: int) -> tuple[bytes, 
         delay_ms = int(whole) * 1000 + int(fraction[:3].ljust(3, b"0")) + bool(fraction[3:].strip(b"0"))
         if delay_ms <= delay_ms_max:
             return name, now_ms + delay_ms if delay_ms else 0
-    raise LimitExceeded(f"A delay of {seconds[:20].decode()} s is longer than timer.delay_max allows, {delay_ms_max} ms.")
+    raise LimitExceeded(f"A delay of {seconds[:20].decode()} s is longer than the longest, {delay_ms_max} ms.")
 
 
 def _due_of_wish(wish: tuple[str, str], now_ms: int, delay_ms_max: int) -> int:
@@ -115,6 +115,6 @@ def _due_of_wish(wish: tuple[str, str], now_ms: int, delay_ms_max: int) -> int:
         if delay_ms <= delay_ms_max:
             return now_ms + delay_ms if delay_ms > 0 else 0
     raise LimitExceeded(
-        f"The user property {name} is {value[:20]}, which is later than timer.delay_max allows: "
+        f"The user property {name} is {value[:20]}, which is later than the longest delay allows: "
         f"{delay_ms_max} ms after now ({now_ms})."
     )

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from penstock.node.config import OPTION_SECTIONS, Config
-from penstock.store.options import Option, describe_allowed, operator_name, options_of
+from penstock.store.options import Option, describe_allowed, options_of
 
 COMMENT_COLUMNS = 100
 """Width of the comments."""
@@ -48,8 +48,7 @@ def _document(options: Any, defaults: Any, section: str = "") -> Iterator[str]:
 
 def _allowed(option: Option, default: Any) -> str:
     allowed = describe_allowed(option)
-    at_most = f", at most {operator_name(option.bounds.at_most)}" if option.bounds.at_most else ""
-    return f"{allowed[0].upper()}{allowed[1:]}{at_most}. Default: {toml_of(option.written(default))}"
+    return f"{allowed[0].upper()}{allowed[1:]}. Default: {toml_of(option.written(default))}"
 
 
 def _document_list(tables: Any, option: Option, name: str) -> Iterator[str]:

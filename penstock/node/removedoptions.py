@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from penstock.store.durations import format_duration
-from penstock.store.options import options_of, unit_ms_of
+from penstock.store.options import operator_name, options_of, unit_ms_of
 
 _NEW_NAMES: Final = {
     "pop.tls_certificate_file": "pop.certificate_file",
@@ -30,7 +30,6 @@ _NEW_NAMES: Final = {
 REPLACEMENTS: Final = {
     **{old: f"say {new}" for old, new in _NEW_NAMES.items()},
     "clock.gap_max": "it is always 1d; penstock clock accept ends the wait after it",
-    "store.index_flush": "it is always 30s",
     "store.copied_bytes_max": "it is always 16 GiB; retention waits while more is needed",
     "store.reserve_percent": "say store.reserve_bytes, of which a small disk keeps 5 percent",
     "mqtt.shared": "say mqtt.shared_max = 0 to switch shared subscriptions off",
@@ -49,7 +48,6 @@ REPLACEMENTS: Final = {
     "mqtt.access.parallel": "a class whose plugins may run in parallel has runs_in_parallel = True",
     "mqtt.access.auth": "say mqtt.access.plugins, in which auth is a table",
     "mqtt.access.topic_check": "say mqtt.access.plugins, in which topic-check is a table",
-    "mqtt.access.plugin_timeout": "it is always 5s",
     "mqtt.access.verified_ms": "it is always 15m",
     "pop.request_bytes_max": "say pop.message_bytes_max, four of which a request has room for",
     "pop.deduplication_topic_ids_max": "say pop.deduplication_ids_max, a fifth of which one topic may have",
@@ -86,8 +84,8 @@ def describe_removed(name: str, sections: Mapping[str, Any]) -> str:
             example = option.written(option.default) or "7d"
             return f"say {section}.{option.name} with a unit, such as {option.name} = {json.dumps(example)}"
     for declared in fields(sections[section]):
-        if declared.name == field_name and "reason" in declared.metadata:
+        if field_name in (declared.name, operator_name(declared.name)) and "reason" in declared.metadata:
             constant: Any = declared.default
-            unit_ms = unit_ms_of(field_name)
+            unit_ms = unit_ms_of(declared.name)
             return f"it is always {format_duration(constant * unit_ms) if unit_ms else constant}"
     return ""

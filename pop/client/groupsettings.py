@@ -26,7 +26,7 @@ def group_settings(
         attempts_max: Deliveries of a message before it becomes a dead letter, 1 to 65,535. 0: the node's `pop.attempts_max`.
         backoff: Wait from a failed attempt to the next: a tuple of up to 64 waits by attempt, or `Exponential`. Each wait is
             in seconds or a timedelta, and at most 30 days.
-        invisible: Invisible time of pops that name none, in seconds or as a timedelta, up to `pop.invisible_max`. 0: the
+        invisible: Invisible time of pops that name none, in seconds or as a timedelta, up to 12 hours. 0: the
             node's `pop.invisible_default`.
         in_flight_max: Maximum number of messages that consumers have in flight, 1 to 100,000,000. 0: the node's
             `pop.in_flight_max`. Messages that wait for their back-off do not count.

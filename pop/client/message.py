@@ -63,7 +63,7 @@ class Message(ReceivedMessage):
 
         Raises:
             TypeError, ValueError: The delay is no duration.
-            InvalidInvisibleTime: The delay is longer than `pop.invisible_max`.
+            InvalidInvisibleTime: The delay is longer than 12 hours.
             StatusError, NodeUnavailable: As for `ack`.
         """
         change = nack_of(self.handle, milliseconds(delay, "delay"), reason)

@@ -17,7 +17,7 @@ class AckOutcome(Enum):
     )
     ALREADY_ACKED = "the delivery was acknowledged before"
     HANDLE_REPLACED = "a change of invisible time gave a newer handle: use that one"
-    INVALID_INVISIBLE_TIME = "the invisible time must be at least 0 ms and at most pop.invisible_max"
+    INVALID_INVISIBLE_TIME = "the invisible time must be at least 0 ms and at most 12 hours"
 
 
 class VisibilityChange(NamedTuple):

@@ -227,7 +227,7 @@ async def test_a_delivery_time_that_is_too_far_away_is_refused(broker: Broker) -
     for about in (wishing(delay_ms=10 * YEAR_MS + 1), wishing(delay_ms="9" * 4_000), wishing(deliver_at_ms=10**15)):
         reason, told = await ack_of(client, "a", about)
         assert reason == ReasonCode.QUOTA_EXCEEDED
-        assert "timer.delay_max" in told[Property.REASON_STRING]
+        assert "the longest" in told[Property.REASON_STRING]
     assert await client.publish_with("a", b"x", wishing(delay_ms=10 * YEAR_MS), 1) == 0
     assert len(broker.node.delayed) == 1
 
