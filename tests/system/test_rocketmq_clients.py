@@ -407,7 +407,7 @@ def test_a_push_consumer_gets_all_messages_retries_failures_and_keeps_slow_ones_
 ) -> None:
     skip_unless_it_has(kind, "push")
     name = encode(topic)
-    server.prepare(topic, group, invisible_ms=200)
+    server.prepare(topic, group, invisible=0.2)
     client = start()
     client.do("producer", topics=[name])
     client.do("push", group=group, topics={name: "*"}, failing={"2": 1}, slow_s=0.5)
@@ -446,7 +446,7 @@ def test_a_fifo_push_consumer_retries_in_order_and_forwards_what_never_succeeds(
     if server.is_peer and kind == "node":
         pytest.xfail("with Apache's server this client does not get a failed message of an ordered group again within 60 s")
     name = encode(topic)
-    server.prepare(topic, group, "FIFO", fifo=True, backoff=(100,), attempts_max=3)
+    server.prepare(topic, group, "FIFO", fifo=True, backoff=(0.1,), attempts_max=3)
     client = start()
     client.do("producer", topics=[name])
     client.do("push", group=group, topics={name: "*"}, failing={"a1": 2, "b0": 99})
