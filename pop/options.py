@@ -181,6 +181,12 @@ class PopOptions:
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if options contradict each other."""
+        if bool(self.certificate_file) != bool(self.key_file):
+            missing = "key_file" if self.certificate_file else "certificate_file"
+            raise OptionInvalid(f"{section}.{missing}", "", "a path, because certificate_file and key_file go together")
+        if self.client_ca_file and not self.certificate_file:
+            allowed = "a path where client_ca_file is set: without TLS no client shows a certificate"
+            raise OptionInvalid(f"{section}.certificate_file", "", allowed)
         part = self.memory_bytes_max // MEMORY_PARTS
         if self.message_bytes_max > part:
             allowed = f"at most {part}, an eighth of {section}.memory_bytes_max"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -63,6 +64,17 @@ that idle sockets don't keep clients out for long."""
 
 STOP_GRACE_S = 1.0
 """How long calls that are under way may still take when the node stops. Calls that wait for messages end at once."""
+
+
+def _why_not(listen: HostPort) -> str:
+    """Return why nobody can listen on an address, which gRPC does not say; an empty text if it could be done."""
+    try:
+        for host in resolved(listen):
+            with socket.create_server((host, listen.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+                pass
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return ""
 
 
 class PopServer:
@@ -184,9 +196,9 @@ class PopServer:
         """
         options = self._options
         port = options.listen.port
+        if options.certificate_file or options.tls_optional:
+            self._certificates = ServerCertificates(options)
         try:
-            if options.certificate_file or options.tls_optional:
-                self._certificates = ServerCertificates(options)
             if self._relay_dir is not None:
                 self._relayed = self._serve_relayed(self._relay_dir)
             if self._front is not None:
@@ -207,7 +219,10 @@ class PopServer:
         except (RuntimeError, OSError) as error:
             if self._front is not None:
                 await self._front.stop()
-            raise OSError(f"gRPC can't listen on {options.listen}: {error}; choose another with --pop HOST:PORT") from error
+            why = _why_not(options.listen) or error
+            raise OSError(
+                f"gRPC can't listen on {options.listen}: {why}. Choose another address with --pop HOST:PORT."
+            ) from error
         self._port = port
         if self._front is None:
             await self._server.start()

@@ -63,10 +63,10 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--wait",
         type=duration,
-        default=0,
+        default="1s",
         metavar="TIME",
         dest="wait_ms",
-        help="Time to wait for the first message, such as 20s (%(default)s).",
+        help="Time to wait for a message, such as 20s (%(default)s). A new group takes a moment to find its first ones.",
     )
     outcome = command.add_mutually_exclusive_group()
     outcome.add_argument(
@@ -132,6 +132,7 @@ async def pop(
     """
     from penstock.cli.popclient import client_of
     from penstock.pop.proto import pop_pb2 as pb
+    from penstock.store.durations import format_duration
 
     async with client_of(node) as client:
         remaining = count
@@ -144,6 +145,8 @@ async def pop(
                 wait=wait_ms / 1000,
             )
             if not messages:
+                if remaining == count:
+                    sys.stderr.write(f"no message came for the group {group} within {format_duration(wait_ms)}\n")
                 return
             for message in messages:
                 row: dict[str, object] = {

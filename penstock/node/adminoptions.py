@@ -57,5 +57,5 @@ class AdminOptions:
                 raise OptionInvalid(f"{section}.client_certificates", self.client_certificates, '"none" without TLS')
             if not self.client_ca_file:
                 raise OptionInvalid(f"{section}.client_ca_file", "", "a path if clients are asked for a certificate")
-        elif self.client_crl_file:
-            raise OptionInvalid(f"{section}.client_crl_file", self.client_crl_file, 'empty if client_certificates is "none"')
+        elif unused := next((name for name in ("client_crl_file", "client_ca_file") if getattr(self, name)), ""):
+            raise OptionInvalid(f"{section}.{unused}", getattr(self, unused), 'empty if client_certificates is "none"')

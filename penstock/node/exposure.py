@@ -121,7 +121,7 @@ def pop_gate(config: Config) -> Gate:
         config.pop.listen,
         config.pop.anonymous,
         "pop.anonymous",
-        bool(config.access.file or config.pop.client_ca_file),
+        bool(config.access.file or (config.pop.client_ca_file and config.pop.certificate_file)),
         "access.file or pop.client_ca_file",
     )
 

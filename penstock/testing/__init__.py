@@ -26,6 +26,11 @@ if not TYPE_CHECKING:
         # pytest loads this package for its fixtures. It must not load the node before a test needs one.
         if name != "Node":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from penstock.testing.nodeinprocess import NodeInProcess
+        try:
+            from penstock.testing.nodeinprocess import NodeInProcess
+        except ModuleNotFoundError as error:
+            from penstock.install import install_hint
 
+            text = f"penstock.testing runs a node, and {error.name} is not installed: {install_hint('node')}"
+            raise ModuleNotFoundError(text, name=error.name) from None
         return NodeInProcess

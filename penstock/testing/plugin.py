@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 @pytest.fixture
 def penstock_node() -> Iterator[NodeInThread]:
     """A real node in a temporary directory, anew for each test. `penstock_node.target` is its address."""
-    from penstock.testing.nodeinprocess import NodeInProcess
+    from penstock.testing import Node
+
+    in_process = Node()  # says what is not installed, if something is not
     from penstock.testing.nodethread import NodeInThread
 
-    with NodeInThread(NodeInProcess()) as node:
+    with NodeInThread(in_process) as node:
         yield node
 
 

@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 
 from penstock.worker.health import HealthListener
@@ -68,7 +68,8 @@ def run_worker(name: str, health: tuple[str, int] | None) -> None:
     """
     worker = load(name)
     spare_collector()
-    _run_loop(_run(worker, health))
+    run = _loop()
+    run(_run(worker, health))
     if any(thread.name.startswith("penstock-worker") for thread in threading.enumerate()):
         # The grace is over, and their messages went back. Python would wait for these threads for ever.
         sys.stdout.flush()
@@ -76,14 +77,13 @@ def run_worker(name: str, health: tuple[str, int] | None) -> None:
         os._exit(0)
 
 
-def _run_loop(main: Coroutine[None, None, None]) -> None:
-    """Run a coroutine on uvloop, which comes with the node's packages, or on asyncio's own loop where it is not installed."""
+def _loop() -> Callable[[Coroutine[None, None, None]], None]:
+    """Return what runs a coroutine: uvloop, which comes with the node's packages, or asyncio's own loop without it."""
     try:
         import uvloop
     except ModuleNotFoundError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run
+    return uvloop.run
 
 
 async def _run(worker: Worker, health: tuple[str, int] | None) -> None:

@@ -481,6 +481,11 @@ def test_a_section_of_amqtt_may_be_spelled_with_dashes_and_keeps_its_content(tmp
         ("[[mqtt.listeners]]\nname = 'a'\nkind = 'udp'", r"mqtt\.listeners\[0\]\.kind is 'udp', but must be \"tcp\" or"),
         ("[[mqtt.listeners]]\nname = 'a'\nkind = 'unix'", r"listeners\[0\]\.socket is '', but must be a path"),
         ("[[mqtt.listeners]]\nname = 'a'\nkind = 'wss'", r"listeners\[0\]\.certificate_file is '', but must be a path"),
+        ("[pop]\nclient_ca_file = 'ca.pem'", r"pop\.certificate_file is '', but .* no client shows a certificate"),
+        ("[pop]\ncertificate_file = 'a.pem'", r"pop\.key_file is '', but must be a path"),
+        ("[pop]\nkey_file = 'a.key'", r"pop\.certificate_file is '', but must be a path"),
+        ("[admin]\nclient_ca_file = 'ca.pem'", r"admin\.client_ca_file is 'ca\.pem', but must be empty if client_certificates"),
+        ("[[mqtt.listeners]]\nname = 'a'\nclient_ca_file = 'ca.pem'", r"client_ca_file is 'ca\.pem', but must be empty"),
         (
             "[[mqtt.listeners]]\nname = 'a'\nclient_certificates = 'required'",
             r"client_certificates is 'required', but .* without TLS",

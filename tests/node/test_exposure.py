@@ -92,7 +92,7 @@ def test_a_unix_socket_is_not_exposed() -> None:
         ("mqtt.listen", {"mqtt.access.plugins": {}}),
         ("mqtt.listen", {"mqtt.access.anonymous": "never"}),
         ("pop.listen", {"access.file": "access.toml"}),
-        ("pop.listen", {"pop.client_ca_file": "ca.pem"}),
+        ("pop.listen", {"pop.client_ca_file": "ca.pem", "pop.certificate_file": "a.pem", "pop.key_file": "a.key"}),
         ("admin.listen", {"access.file": "access.toml"}),
         ("admin.listen", {"access.password_file": "passwords"}),
         ("admin.listen", {"admin.anonymous": "never", "access.file": "access.toml"}),
@@ -128,7 +128,7 @@ async def test_nothing_of_a_node_is_begun_before_the_rule_is_checked(tmp_path: P
 def test_the_log_says_that_grpc_checks_no_revocation_lists(pop_ca: str, is_told: bool) -> None:
     tls = {"name": "tls", "kind": "tls", "certificate_file": "c", "key_file": "k", "client_certificates": "required"}
     listener = ListenerOptions(**tls, client_ca_file="ca.pem", client_crl_file="crl.pem")  # type: ignore[arg-type]
-    config = config_of(pop__client_ca_file=pop_ca)
+    config = config_of(pop__client_ca_file=pop_ca, pop__certificate_file="a.pem", pop__key_file="a.key")
     config = replace(config, mqtt=replace(config.mqtt, listeners=(listener,)))
     with structlog.testing.capture_logs() as logs:
         check_exposure(config)

@@ -579,7 +579,7 @@ async def test_a_bad_invisible_time_is_refused_and_the_handle_stays_good(stub: P
 
 async def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(node: Node, tmp_path: Path) -> None:
     second = Node(tmp_path / "second")
-    with pytest.raises(OSError, match=f"127.0.0.1:{node.port}.*choose another"):
+    with pytest.raises(OSError, match=f"127.0.0.1:{node.port}.*in use.*another"):
         await second.start(node.port)
     await second.stop()
 
