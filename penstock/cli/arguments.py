@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.standardstreams import standard_input
 from penstock.settings import DEFAULTS, PREFIX, find_settings
 from penstock.store.durations import parse_duration
 from penstock.store.options import HostPort, OptionInvalid
@@ -216,8 +216,8 @@ def add_body(command: argparse.ArgumentParser, *, is_required: bool = True) -> N
 
 
 def read_body(argument: bytes) -> bytes:
-    """Return the body of a message: the argument itself, or all of standard input where the argument is `-`."""
-    return sys.stdin.buffer.read() if argument == b"-" else argument
+    """Return the body of a message: the argument, or all of standard input where it is `-`. Raises as `standard_input`."""
+    return standard_input().buffer.read() if argument == b"-" else argument
 
 
 def run_async(action: Coroutine[Any, Any, None]) -> int:

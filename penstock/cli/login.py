@@ -8,6 +8,8 @@ from getpass import getpass
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.cli.standardstreams import standard_input
+
 PASSWORD = "PENSTOCK_PASSWORD"
 """Environment variable with the password of the user that `--user` names."""
 
@@ -41,11 +43,11 @@ def login_of(user: str | None, source: Path | None) -> UserPassword | None:
     if not user:
         raise ValueError("--user is empty: name a user, or leave the option out to connect without a login.")
     if source is not None:
-        text = sys.stdin.readline() if str(source) == "-" else source.read_text("utf-8").partition("\n")[0]
+        text = standard_input().readline() if str(source) == "-" else source.read_text("utf-8").partition("\n")[0]
         password = text.rstrip("\r\n")
     elif PASSWORD in os.environ:
         password = os.environ[PASSWORD]
-    elif sys.stdin.isatty():
+    elif sys.stdin is not None and sys.stdin.isatty():
         password = ask_password(f"Password of {user}: ")
     else:
         raise ValueError(f"no terminal to ask for the password of {user!r}; give --password-file FILE, or set {PASSWORD}")

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from penstock.cli.commandparser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
+from penstock.cli.standardstreams import open_missing
 
 
 class Family(NamedTuple):
@@ -94,6 +95,7 @@ PROCESSES = ("serve", "worker", "demo")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 for success, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
+    open_missing()
     arguments = sys.argv[1:] if arguments is None else arguments
     command = _command_of(arguments)
     if command in REPLACED:
@@ -103,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse(arguments)
         status: int = options.run(options)
         sys.stdout.flush()
+    except KeyboardInterrupt:  # first, since what is below imports the errors of all packages
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Another command, such as `head`, has read enough. What the interpreter flushes at its end goes nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -110,8 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _expected_errors() as error:
         _print_error(f"penstock {command}: {_text_of(error)}")
         return EXIT_USAGE if isinstance(error, _usage_errors()) else EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and command != "worker" and (package := _package_of(error)) in EXTRAS:
             _print_error(_what_installs(command or "", package))

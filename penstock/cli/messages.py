@@ -20,6 +20,7 @@ from penstock.cli.arguments import (
     run_async,
 )
 from penstock.cli.output import body_fields, print_row, text_of
+from penstock.cli.standardstreams import standard_input
 
 if TYPE_CHECKING:
     from penstock import Message
@@ -97,6 +98,8 @@ def _send(options: argparse.Namespace) -> int:
 
 
 def _pop(options: argparse.Namespace) -> int:
+    if options.ask:
+        standard_input()  # before a message is popped
     return run_async(
         pop(
             endpoint(options, "target"),

@@ -171,9 +171,8 @@ class _Keys:
     """
 
     def __init__(self, *, is_read: bool) -> None:
-        self._terminal = (
-            sys.stdin.fileno() if is_read and sys.stdin.isatty() and _is_in_foreground(sys.stdin.fileno()) else None
-        )
+        has_terminal = is_read and sys.stdin is not None and sys.stdin.isatty()
+        self._terminal = sys.stdin.fileno() if has_terminal and _is_in_foreground(sys.stdin.fileno()) else None
         self._mode: list[Any] = []
 
     def has_quit(self, within_s: float) -> bool:

@@ -10,6 +10,7 @@ from penstock.access.errors import AccessInvalid
 from penstock.cli.arguments import Commands, add_command
 from penstock.cli.login import ask_password
 from penstock.cli.output import print_line
+from penstock.cli.standardstreams import standard_input
 
 
 def add_to(commands: Commands) -> None:
@@ -99,8 +100,8 @@ def _password(from_stdin: bool, source: Path | None) -> str:
     if source is not None:
         return source.read_text("utf-8").partition("\n")[0].rstrip("\r")
     if from_stdin:
-        return sys.stdin.readline().rstrip("\r\n")
-    if not sys.stdin.isatty():
+        return standard_input().readline().rstrip("\r\n")
+    if sys.stdin is None or not sys.stdin.isatty():
         raise AccessInvalid("there is no terminal to ask for the password; give --stdin or --from FILE")
     password = ask_password("Password: ")
     if ask_password("Again: ") != password:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import main
 from tests.gateway.packet_cases import connect, subscribe
 from tests.system.processes import ROOT, NodeProcess, run_penstock
 from tests.waiting import PROCESS_S
@@ -45,6 +46,28 @@ def test_pop_without_ack_comes_back_and_with_ack_does_not(running: NodeProcess) 
     (second,) = _pop(running, "--wait", "5s")
     assert (first["attempt"], second["attempt"]) == (1, 2)
     assert _pop(running) == []
+
+
+def test_closed_standard_streams_become_the_null_device(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    script = (
+        "import os, sys; from penstock.cli.main import main\n"
+        "status = main(['pub', 'a', '-'])\n"
+        "names = [os.readlink(f'/proc/self/fd/{number}') for number in range(3)]\n"
+        f"open({str(seen)!r}, 'w').write(f'{{status}} {{names}} {{sys.stdout.fileno()}} {{sys.stderr.fileno()}}')"
+    )
+    closing = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, "-c", script]
+    assert subprocess.run(closing, cwd=ROOT, timeout=PROCESS_S, check=False).returncode == 0
+    assert seen.read_text() == "1 ['/dev/null', '/dev/null', '/dev/null'] 1 2"
+
+
+@pytest.mark.parametrize("command", [["pub", "a", "-"], ["send", "a", "-"], ["pop", "a", "--group", "g", "--ask"]])
+def test_a_closed_standard_input_is_refused_before_anything_is_sent(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(command) == 1
+    assert f"penstock {command[0]}: standard input is closed: " in capsys.readouterr().err
 
 
 def test_a_delayed_message_can_be_recalled_once(running: NodeProcess) -> None:
