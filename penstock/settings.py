@@ -44,7 +44,21 @@ class SettingInvalid(ValueError):
     """Raised when a variable or a context can't be used. The message says which, and what to do."""
 
 
-def find_settings(address: str, given: Mapping[str, str | None], context: str | None = None) -> dict[str, str]:
+class Settings(dict[str, str]):
+    """Values of settings by name, with the variable or the context that each of them comes from."""
+
+    __slots__ = ("_sources",)
+
+    def __init__(self, values: Mapping[str, str], sources: Mapping[str, str] | None = None) -> None:
+        super().__init__(values)
+        self._sources = sources or {}
+
+    def named(self, name: str) -> str:
+        """Return the name of a setting for an error, with where its value comes from unless the call or a flag gives it."""
+        return f"{name} (from {self._sources[name]})" if name in self._sources else name
+
+
+def find_settings(address: str, given: Mapping[str, str | None], context: str | None = None) -> Settings:
     """Return the settings that are set, by name. The setting of the address is always among them.
 
     Args:
@@ -56,50 +70,72 @@ def find_settings(address: str, given: Mapping[str, str | None], context: str | 
         SettingInvalid: there is no such context, or the file of contexts can't be used.
     """
     found = {name: value for name, value in given.items() if value is not None}
+    sources: dict[str, str] = {}
     has_token = any(name in found for name in _ONE_SOURCE)
     for name in NAMES:
         value = os.environ.get(PREFIX + name.upper())
         if value and name not in found and not (has_token and name in _ONE_SOURCE):
             found[name] = value
+            sources[name] = PREFIX + name.upper()
     if context is not None or address not in found:
-        stored = read_contexts().settings(context)
-        hidden = {name for names in TOGETHER if any(each in found for each in names) for name in names}
-        found = {name: value for name, value in stored.items() if name not in hidden} | found
-    return {address: DEFAULTS[address]} | found
+        contexts = read_contexts()
+        current = contexts.chosen(context)
+        hidden = {name for names in TOGETHER if any(each in found for each in names) for name in names} | found.keys()
+        for name, value in contexts.settings(context).items():
+            if name not in hidden:
+                found[name] = value
+                sources[name] = f"the context {current!r}"
+    return Settings({address: DEFAULTS[address]} | found, sources)
 
 
-def file_bytes(settings: Mapping[str, str], name: str) -> bytes | None:
+def file_bytes(settings: Settings, name: str) -> bytes | None:
     """Return the content of the file that a setting names; None if it is not set. Raises SettingInvalid."""
     if name not in settings:
         return None
     try:
         return Path(settings[name]).read_bytes()
     except OSError as error:
-        raise SettingInvalid(f"{name} is {settings[name]}, which can't be read: {error.strerror}.") from error
+        raise SettingInvalid(f"{settings.named(name)} is {settings[name]}, which can't be read: {error.strerror}.") from error
 
 
-def token_of(settings: Mapping[str, str]) -> str:
+def token_of(settings: Settings) -> str:
     """Return the token of the settings, or an empty text. Raises SettingInvalid."""
     if "token" in settings:
-        return settings["token"]
-    content = file_bytes(settings, "token_file") or b""
-    try:
-        token = content.decode("ascii").strip()
-    except UnicodeDecodeError:
-        token = ""
-    if content and not token:
-        raise SettingInvalid(f"token_file is {settings['token_file']}, which has no token. Write one line of ASCII into it.")
+        token = settings["token"]
+        if problem := token_problem(token):
+            raise SettingInvalid(f"{settings.named('token')} has {problem}: give one line of printable ASCII.")
+        return token
+    content = file_bytes(settings, "token_file")
+    if content is None:
+        return ""
+    token = content.decode("utf-8", "surrogateescape").strip()
+    problem = token_problem(token) if token else "no token"
+    if problem:
+        at = f"{settings.named('token_file')} is {settings['token_file']}"
+        raise SettingInvalid(f"{at}, which has {problem}: write one line of printable ASCII into it.")
     return token
 
 
-def has_tls(settings: Mapping[str, str]) -> bool | None:
+def token_problem(token: str) -> str:
+    """Return what keeps a token from being the value of an HTTP header; empty for nothing. It does not repeat the token."""
+    if "\n" in token or "\r" in token:
+        return "several lines"
+    place = next((at for at, each in enumerate(token, 1) if not (each.isascii() and each.isprintable())), 0)
+    return f"the character {token[place - 1]!r} at place {place}" if place else ""
+
+
+TLS_TEXTS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+"""Texts that say whether to speak TLS. Case does not matter."""
+
+
+def has_tls(settings: Settings) -> bool | None:
     """Return whether to speak TLS: None if the settings leave it to the files that they name. Raises SettingInvalid."""
     wanted = settings.get("tls")
     if wanted is None:
         return None
-    if wanted not in ("yes", "no"):
-        raise SettingInvalid(f"tls is {wanted!r}: set it to yes or no.")
-    return wanted == "yes"
+    if wanted.lower() not in TLS_TEXTS:
+        raise SettingInvalid(f"{settings.named('tls')} is {wanted!r}: set it to yes or no.")
+    return TLS_TEXTS[wanted.lower()]
 
 
 # --- contexts ---------------------------------------------------------------------------------------------------------
@@ -123,8 +159,12 @@ class Contexts:
 
     def settings(self, name: str | None = None) -> dict[str, str]:
         """Return the settings of a context; None for the one in use, which has no settings if there is none."""
-        name = name if name is not None else os.environ.get(CONTEXT) or self.current
-        return self.checked(name) if name else {}
+        chosen = self.chosen(name)
+        return self.checked(chosen) if chosen else {}
+
+    def chosen(self, name: str | None = None) -> str:
+        """Return the name of a context that is given, else that of the variable, else the one in use; empty for none."""
+        return name if name is not None else os.environ.get(CONTEXT) or self.current
 
     def checked(self, name: str) -> dict[str, str]:
         """Return the settings of a context. Raises SettingInvalid if it does not exist."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.standardstreams import standard_input
-from penstock.settings import DEFAULTS, PREFIX, find_settings
+from penstock.settings import DEFAULTS, PREFIX, Settings, find_settings
 from penstock.store.durations import parse_duration
 from penstock.store.options import HostPort, OptionInvalid
 
@@ -58,7 +58,10 @@ SETTINGS = {
     "token_file": "File with the token. PENSTOCK_TOKEN is the token itself.",
     "user": "User name. The command asks for the password if neither PENSTOCK_PASSWORD nor a file has it.",
     "password_file": "File with the password in its first line; - is standard input.",
-    "tls": "Speak TLS, or don't. By default the command does if there is one of the files below.",
+    "tls": (
+        "Speak TLS, or don't. By default the command does if there is one of the files below. The variable is yes, true, on or "
+        "1, or no, false, off or 0."
+    ),
     "ca_file": "PEM file of the roots by which the command checks the node's certificate.",
     "certificate_file": "PEM file of the command's own certificate.",
     "key_file": "PEM file of the key of that certificate.",
@@ -94,7 +97,7 @@ def add_setting(command: argparse._ActionsContainer, name: str, *, variable: str
         command.add_argument(flag, type=Path, metavar="DIR" if name == "data_dir" else "FILE", help=text)
 
 
-def node_settings(options: argparse.Namespace, address: str) -> dict[str, str]:
+def node_settings(options: argparse.Namespace, address: str) -> Settings:
     """Return the settings of a command that names its node by an address. Raises SettingInvalid."""
     given: dict[str, str | None] = {}
     for name in (address, *_OF_ADDRESS[address]):

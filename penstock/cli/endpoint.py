@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.settings import SettingInvalid, has_tls, token_of
+from penstock.settings import SettingInvalid, Settings, has_tls, token_of
 from penstock.store.options import HostPort, OptionInvalid
 
 
@@ -56,7 +55,7 @@ class Endpoint:
         return context
 
 
-def endpoint_of(settings: Mapping[str, str], address: str) -> Endpoint:
+def endpoint_of(settings: Settings, address: str) -> Endpoint:
     """Return the listener that settings name by an address.
 
     Raises:
@@ -65,7 +64,7 @@ def endpoint_of(settings: Mapping[str, str], address: str) -> Endpoint:
     try:
         at = HostPort.parse(settings[address])
     except OptionInvalid as error:
-        raise SettingInvalid(f"{address} is {settings[address]!r}: it must be {error.allowed}.") from None
+        raise SettingInvalid(f"{settings.named(address)} is {settings[address]!r}: it must be {error.allowed}.") from None
     token = token_of(settings) if address != "mqtt" else ""
     is_wanted = has_tls(settings)
     if is_wanted is False:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from penstock.settings import file_bytes, find_settings, has_tls, token_of
+from penstock.pop.client.targets import check_target
+from penstock.settings import SettingInvalid, file_bytes, find_settings, has_tls, token_of, token_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +19,14 @@ class Security:
 
     Parameters:
         token: Token of a principal in the node's access file (`access.file`). The client sends it with each call. Over
-            plain text, everybody on the network path can read it.
+            plain text, everybody on the network path can read it. A token is printable ASCII.
         tls: Speak TLS. Without `root_certificates` the client checks the node's certificate by the roots that gRPC ships.
         root_certificates: PEM of the roots by which the client checks the node's certificate. Implies `tls`.
         certificate: PEM of the client's own certificate, for mutual TLS (`pop.client_ca_file`).
         key: PEM of the key of that certificate.
+
+    Raises:
+        TypeError, ValueError: The token is no text, or gRPC can't send it.
     """
 
     token: str = ""
@@ -30,6 +34,12 @@ class Security:
     root_certificates: bytes | None = None
     certificate: bytes | None = None
     key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.token, str):
+            raise TypeError(f"token is {type(self.token).__name__}: give text")
+        if problem := token_problem(self.token):
+            raise ValueError(f"token has {problem}: give one line of printable ASCII")
 
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:
@@ -57,6 +67,11 @@ def node_of(target: str | None, security: Security | None) -> tuple[str, Securit
     if target is not None and security is not None:
         return target, security
     settings = find_settings("target", {"target": target})
+    if target is None:
+        try:
+            check_target(settings["target"])
+        except ValueError as error:
+            raise SettingInvalid(str(error).replace("target", settings.named("target"), 1)) from None
     if security is not None:
         return settings["target"], security
     token, is_wanted = token_of(settings), has_tls(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,47 @@ async def test_clients_and_workers_take_what_they_are_not_given(tmp_path: Path, 
     for made in (Client, SyncClient):
         with pytest.raises(ValueError, match="no address"):
             made()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "has no token"),
+        (b" \n", "has no token"),
+        (b"one\ntwo\n", "has several lines"),
+        (b"a\0b", r"has the character '\\x00' at place 2"),
+        (b"a\xff", r"has the character '\\udcff' at place 2"),
+        ("\N{PILE OF POO}".encode(), "has the character '.*' at place 1"),
+    ],
+)
+def test_a_token_that_grpc_can_not_send_is_refused(
+    content: bytes, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    for command in (["send", "a", "body"], ["group", "list"]):
+        assert main([*command, "--token-file", str(file)]) == 2
+        assert re.search(f": token_file is {file}, which {problem}: write one line of", capsys.readouterr().err)
+    if not content.strip() or b"\0" in content:
+        return  # no variable has these
+    monkeypatch.setenv("PENSTOCK_TOKEN", os.fsdecode(content))
+    with pytest.raises(SettingInvalid, match=rf"^token \(from PENSTOCK_TOKEN\) {problem}"):
+        node_of(None, None)
+    with pytest.raises(ValueError, match=f"^token {problem}"):
+        Security(token=os.fsdecode(content).strip())
+
+
+def test_a_value_that_can_not_be_used_is_named_with_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_contexts(tmp_path, json.dumps({"current": "flat", "contexts": {"flat": FLAT | {"tls": "perhaps"}}}))
+    assert main(["group", "list"]) == 2
+    assert "tls (from the context 'flat') is 'perhaps': set it to yes or no." in capsys.readouterr().err
+    monkeypatch.setenv("PENSTOCK_TARGET", "nonsense")
+    assert main(["group", "list"]) == 2
+    assert "target (from PENSTOCK_TARGET) is 'nonsense': it must be HOST:PORT" in capsys.readouterr().err
+    with pytest.raises(SettingInvalid, match=r"^target \(from PENSTOCK_TARGET\) is 'nonsense': give HOST:PORT"):
+        SyncClient()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.endpoint import Endpoint, endpoint_of
-from penstock.settings import SettingInvalid
+from penstock.settings import SettingInvalid, Settings
 from penstock.store.options import HostPort
 from tests.gateway.certificates import Authority
 from tests.system.processes import NodeProcess, run_penstock
@@ -93,13 +93,15 @@ AT = HostPort("127.0.0.1", 1)
     [
         ({}, Endpoint(AT)),
         ({"tls": "yes"}, Endpoint(AT, has_tls=True)),
+        ({"tls": "1"}, Endpoint(AT, has_tls=True)),
+        ({"tls": "False", "ca_file": "a"}, Endpoint(AT)),
         ({"ca_file": "a"}, Endpoint(AT, has_tls=True, ca_file=Path("a"))),
         ({"certificate_file": "c", "key_file": "k"}, Endpoint(AT, has_tls=True, certificate=Path("c"), key=Path("k"))),
         ({"tls": "no", "ca_file": "a", "token": "t"}, Endpoint(AT, "t")),
     ],
 )
 def test_files_mean_tls_unless_it_is_denied(settings: dict[str, str], endpoint: Endpoint) -> None:
-    assert endpoint_of({"target": str(AT)} | settings, "target") == endpoint
+    assert endpoint_of(Settings({"target": str(AT)} | settings), "target") == endpoint
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_files_mean_tls_unless_it_is_denied(settings: dict[str, str], endpoint: 
 )
 def test_settings_that_can_not_be_used_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(SettingInvalid, match=message):
-        endpoint_of({"target": str(AT)} | settings, "target")
+        endpoint_of(Settings({"target": str(AT)} | settings), "target")
 
 
 def test_a_file_that_can_not_be_used_is_named(authority: Authority, tmp_path: Path) -> None:
