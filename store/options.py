@@ -212,6 +212,8 @@ class Option:
     def _read_duration(self, value: Any, name: str) -> int:
         if value == 0 and isinstance(value, int) and not isinstance(value, bool):
             return 0
+        if _is_negative(value):
+            raise OptionInvalid(name, value, "a duration that is not negative")
         try:
             ms = milliseconds_of(value) if isinstance(value, timedelta) else parse_duration(value)
         except (TypeError, ValueError) as error:
@@ -224,6 +226,12 @@ class Option:
     def _example(self) -> str:
         default = max(self.default, default=0) if isinstance(self.default, tuple) else self.default
         return str(self.written(default) or "7d")
+
+
+def _is_negative(duration: Any) -> bool:
+    if isinstance(duration, str):
+        return re.fullmatch(r"-[0-9]+[a-z]+", duration) is not None
+    return isinstance(duration, timedelta) and duration < timedelta(0)
 
 
 def options_of(declaring: type[Any]) -> list[Option]:

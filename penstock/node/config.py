@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -17,7 +16,7 @@ from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import ConfigError
 from penstock.node.removedoptions import describe_removed
 from penstock.node.tablesoptions import TablesOptions
-from penstock.node.variables import read_variables, variable_of
+from penstock.node.variables import ALL_OPTIONS, most_similar, read_variables, variable_of
 from penstock.pop.options import PopOptions
 from penstock.store.options import (
     ClockOptions,
@@ -111,7 +110,7 @@ def load_config(
     values |= of_variables | of_caller
     for name in values:
         if name not in known:
-            raise ConfigError(_unknown(name, [*known, *OPTION_SECTIONS]))
+            raise ConfigError(_unknown(name, [*known, *OPTION_SECTIONS], ALL_OPTIONS))
     try:
         return _build(Config, values, "")
     except OptionInvalid as error:
@@ -129,15 +128,18 @@ def known_options() -> dict[str, Option]:
     return known
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    """Return what to tell an operator about an option that does not exist."""
+def _unknown(name: str, known: list[str], otherwise: str) -> str:
+    """Return what to tell an operator about an option that does not exist.
+
+    Args:
+        name: full name of the option.
+        known: full names of the options that exist there.
+        otherwise: the sentence that follows if none of them is similar.
+    """
     if removed := describe_removed(name, SECTIONS):
         return f"The option {name} does not exist any more: {removed}."
-    return f"The option {name} does not exist. The most similar name is {_nearest(name, known)}."
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    return get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    similar = most_similar(name, known)
+    return f"The option {name} does not exist. {f'The most similar name is {similar}.' if similar else otherwise}"
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -158,8 +160,9 @@ def _flatten(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
                 raise ConfigError(f"{name} is {value!r}, but it must be a section, [{name}].")
             yield from _flatten(value, f"{name}.")
         elif not prefix and isinstance(value, dict):
+            similar = most_similar(name, OPTION_SECTIONS)
             raise ConfigError(
-                f"The section [{name}] does not exist. The most similar name is [{_nearest(name, list(OPTION_SECTIONS))}]."
+                f"The section [{name}] does not exist. {f'The most similar name is [{similar}].' if similar else ALL_OPTIONS}"
             )
         else:
             yield name, value
@@ -196,5 +199,6 @@ def _build_element(options: Any, table: Mapping[str, Any], element: str) -> Any:
     known = [f"{element}.{declared.name}" for declared in options_of(options)]
     for name in values:
         if name not in known:
-            raise ConfigError(_unknown(name, known))
+            names = ", ".join(declared.name for declared in options_of(options))
+            raise ConfigError(_unknown(name, known, f"The options of {element} are {names}."))
     return _build(options, values, element)

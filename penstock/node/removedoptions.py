@@ -69,6 +69,8 @@ _INDEX: Final = re.compile(r"\[\d+\]")
 def describe_removed(name: str, sections: Mapping[str, Any]) -> str:
     """Return what takes the place of an option that the node no longer has; empty if it never had one of this name.
 
+    The name of a duration with a unit anywhere in it counts as one that the node once had.
+
     Args:
         name: full name of the option, such as `store.retention_ms` or `mqtt.listeners[0].key`.
         sections: the options dataclass of each section.
@@ -80,7 +82,7 @@ def describe_removed(name: str, sections: Mapping[str, Any]) -> str:
     if section not in sections:
         return ""
     for option in options_of(sections[section]):
-        if option.field == field_name and option.unit_ms:
+        if option.unit_ms and unit_ms_of(field_name) and operator_name(field_name) == option.name:
             example = option.written(option.default) or "7d"
             return f"say {section}.{option.name} with a unit, such as {option.name} = {json.dumps(example)}"
     for declared in fields(sections[section]):

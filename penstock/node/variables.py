@@ -17,6 +17,10 @@ SEPARATOR: Final = "__"
 """Stands for a dot in the name of an option. Variables without it are those of clients, such as PENSTOCK_TARGET."""
 
 
+ALL_OPTIONS: Final = "`penstock serve --print-config` shows all options."
+"""Follows an error about a name to which no other one is similar."""
+
+
 def variable_of(name: str) -> str:
     """Return the variable of an option: `PENSTOCK_MQTT__LIMITS__HOLD_OFF` for `mqtt.limits.hold_off`."""
     return PREFIX + name.replace(".", SEPARATOR).upper()
@@ -45,7 +49,9 @@ def read_variables(
             name = variable.removeprefix(PREFIX).replace(SEPARATOR, ".").lower()
             if removed := describe_removed(name):
                 raise ConfigError(f"The variable {variable} sets no option any more: {removed}.")
-            raise ConfigError(f"The variable {variable} sets no option. The most similar one is {_nearest(variable, names)}.")
+            similar = most_similar(name, options)
+            advice = f"The most similar one is {variable_of(similar)}." if similar else ALL_OPTIONS
+            raise ConfigError(f"The variable {variable} sets no option. {advice}")
     return values
 
 
@@ -75,5 +81,14 @@ def _example_of(option: Option) -> str:
     return '{ "path.of.Class" = {} }'
 
 
-def _nearest(variable: str, known: Iterable[str]) -> str:
-    return get_close_matches(variable, known, n=1, cutoff=0.0)[0]
+def most_similar(name: str, known: Iterable[str]) -> str:
+    """Return the full name that is most similar to another one; empty if none is.
+
+    The last parts of the two names must be similar: names of one section, or of similar sections, have much in common anyway.
+    """
+    full_names = list(known)
+    own = name.rpartition(".")[2]
+    own_names = {full_name.rpartition(".")[2] for full_name in full_names}
+    similar = set(get_close_matches(own, own_names, n=len(own_names)))
+    candidates = [full_name for full_name in full_names if full_name.rpartition(".")[2] in similar]
+    return next(iter(get_close_matches(name, candidates, n=1, cutoff=0.0)), "")

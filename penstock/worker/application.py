@@ -49,7 +49,9 @@ def load(name: str) -> Worker:
         if error.name is None or not module_name.startswith(error.name):
             raise  # The module was found, and imports something that was not.
         raise ValueError(f"there is no module {module_name!r} in {os.getcwd()} or on the path") from error
-    found = getattr(module, attribute, None)
+    if not hasattr(module, attribute):
+        raise ValueError(f"there is no {attribute!r} in {module_name}: name a penstock.Worker of it, as in billing:app")
+    found = getattr(module, attribute)
     if not isinstance(found, Worker):
         raise ValueError(f"{attribute!r} of {module_name} is {type(found).__name__}: it must be a penstock.Worker")
     return found

@@ -162,6 +162,7 @@ def test_a_name_that_names_no_worker_is_refused(directory: Path, monkeypatch: py
     for application, why in (
         ("billing", "names no worker: write MODULE:NAME"),
         ("absent:app", "there is no module 'absent'"),
+        ("billing:absent", "there is no 'absent' in billing: name a penstock.Worker"),
         ("billing:handle", "it must be a penstock.Worker"),
     ):
         with pytest.raises(ValueError, match=why):
