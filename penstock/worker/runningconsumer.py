@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -52,7 +53,7 @@ YIELD_AFTER = 128
 """Messages after which the event loop gets a turn, even if no handler awaits anything. Otherwise nothing would be popped."""
 
 HEALTHY_S = 0.5
-"""A consumer that started again and was not refused for so long is well."""
+"""A consumer that started again, was answered, and was not refused for so long is well."""
 
 REPEATED_S = 30.0
 """A problem that stays is logged again after so many seconds."""
@@ -108,11 +109,12 @@ class RunningConsumer:
         self._opening = asyncio.Lock()
         self._delays = RetryDelays()
         self._refused = ""
-        """Why the consumer had to start again; empty when it has run for `HEALTHY_S` since then."""
+        """Why the consumer had to start again; empty after the node has answered it, and not before `HEALTHY_S`."""
         self._warned = ""
         """Which problem was logged last."""
         self._warned_s = 0.0
-        self._opened_s = 0.0
+        self._opened_s = math.inf
+        """When the consumer was opened; infinity after it has failed."""
         self._fatal: PopError | None = None
         """Why the consumer can never get messages, and ends."""
         self._done: list[Message] = []
@@ -125,6 +127,10 @@ class RunningConsumer:
     def problem(self) -> str:
         """Why the consumer gets no messages now; empty if all is well."""
         return self._refused or (self._consumer.problem if self._consumer is not None else "the consumer has not started yet")
+
+    @property
+    def _is_answered(self) -> bool:
+        return self._consumer is not None and self._consumer.was_answered
 
     @property
     def name(self) -> str:
@@ -163,6 +169,7 @@ class RunningConsumer:
             fast_max=2 * POP_MAX,
             ack_hold=HOLD_S,
         )
+        consumer.problem = self._refused  # Its first poll is answered at once then, which says that all is well.
         await consumer.__aenter__()
         self._consumer = consumer
         self._opened_s = asyncio.get_running_loop().time()
@@ -268,6 +275,7 @@ class RunningConsumer:
                 self.take_no_more()
                 return
             self.counts.reconnects += 1
+            self._opened_s = math.inf
             wait_s = self._delays.next_s()
             if isinstance(error, ClientClosed):
                 logger.error("%s: %s; the worker tries again in %.2f s", self._plan.name, error, wait_s)
@@ -534,7 +542,7 @@ class RunningConsumer:
                     now_s - due_s,
                     self._handler.name,
                 )
-            if self._refused and now_s - self._opened_s > HEALTHY_S:
+            if self._refused and self._is_answered and now_s - self._opened_s > HEALTHY_S:
                 logger.info("%s: gets messages again", plan.name)
                 self._refused = self._warned = ""
                 self._delays.reset()

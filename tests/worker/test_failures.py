@@ -161,11 +161,15 @@ async def test_a_worker_without_its_node_says_so_at_once_and_stops_without_a_tra
     assert "never retrieved" not in caplog.text
 
 
-async def test_a_problem_that_stays_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("with_settings", [False, True])
+async def test_a_problem_that_stays_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_settings: bool
+) -> None:
+    caplog.set_level("INFO", "penstock.worker")
     async with Node(tmp_path / "data", access=access_file(tmp_path / "access.toml", "another")) as node:
         worker = Worker(node.target, security=Security(token="s3cret"))
 
-        @worker.consumer(FILTER, group=GROUP, settings=group_settings(attempts_max=3))
+        @worker.consumer(FILTER, group=GROUP, settings=group_settings(attempts_max=3) if with_settings else None)
         async def handle(body: bytes) -> None:
             raise AssertionError("there is nothing to handle")
 
@@ -179,9 +183,12 @@ async def test_a_problem_that_stays_is_logged_once(tmp_path: Path, caplog: pytes
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runningconsumer.RunningConsumer, "open", counted_open)
+            patch.setattr(runningconsumer, "CHECK_S_MAX", 0.01)
+            patch.setattr(runningconsumer, "HEALTHY_S", 0.0)
             async with running(worker):
                 await until(lambda: opened > 3)
         assert caplog.text.count("show a token") == 1
+        assert "gets messages again" not in caplog.text, "the node has answered nothing"
 
 
 async def test_where_a_deleted_group_begins_again_is_told(node: Node, client: Client, caplog: pytest.LogCaptureFixture) -> None:
