@@ -103,8 +103,8 @@ def commands_page() -> str:
         "# Commands",
         parser.description or "",
         "The exit status is 0 for success, 1 for a failure and 2 for wrong usage. Defaults are in brackets. A time is a whole "
-        "number with `ms`, `s`, `min`, `h` or `d`, such as `30s`. An instant is ISO 8601, or milliseconds since 1970. An "
-        "unexpected error is one line; with `PENSTOCK_TRACEBACK=1` it shows where it comes from.",
+        "number with `ms`, `s`, `m` (`min` is the same), `h` or `d`, such as `30s`. An instant is ISO 8601, or milliseconds "
+        "since 1970. An unexpected error is one line; with `PENSTOCK_TRACEBACK=1` it shows where it comes from.",
         "## Which node",
         "These arguments say which node a command means, and how the command identifies itself. Each is set by its flag, else "
         "by its variable, else by the context that `penstock context use` has chosen. Python's clients and workers read the "

@@ -63,7 +63,7 @@ def add_to(commands: Commands) -> None:
         type=_lasting,
         default=0,
         metavar="TIME",
-        help="How long: 90s, 30min, 12h or 7d (for ever).",
+        help="How long: 90s, 30m, 12h or 7d (for ever).",
     )
     action.add_argument("--why", default="", metavar="TEXT", help="A note, for `penstock access bans` and the audit log.")
     _finish(action, _ban)
@@ -85,7 +85,7 @@ def _lasting(text: str) -> int:
     """Return the milliseconds of a time that has a unit and is above 0: 0 would be for ever."""
     found = duration(text)
     if text.isdecimal() or not found:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0 with s, min, h or d, such as 12h.")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0 with s, m, h or d, such as 12h.")
     return found
 
 

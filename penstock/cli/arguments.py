@@ -159,12 +159,12 @@ NUMBER_CHARS_MAX = 40
 
 
 def duration(text: str) -> int:
-    """Return a time such as `500ms`, `90s`, `10min` or `7d`, in ms. Only 0 needs no unit."""
+    """Return a time such as `500ms`, `90s`, `10m` or `7d`, in ms. Only 0 needs no unit."""
     try:
         return 0 if text == "0" else parse_duration(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: write a whole number with ms, s, min, h or d, such as 10min."
+            f"{text!r} is no time: write a whole number with ms, s, m, h or d, such as 10m."
         ) from None
 
 

@@ -95,7 +95,7 @@ def _add_settings(action: argparse.ArgumentParser) -> None:
         type=duration,
         metavar="TIME",
         dest="invisible_ms",
-        help="Invisible time of pops that name none, such as 5min. 0 is the node's default.",
+        help="Invisible time of pops that name none, such as 5m. 0 is the node's default.",
     )
     action.add_argument(
         "--in-flight-max", type=count, help="Maximum number of messages in flight at a time; 0 is the node's default."
@@ -127,7 +127,7 @@ def backoff(text: str) -> Backoff:
             return Exponential(duration(minimum) / 1000, duration(maximum) / 1000, *map(float, factor))
         return tuple(duration(step) / 1000 for step in text.split(","))
     except (argparse.ArgumentTypeError, ValueError, TypeError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a back-off. Write none, 1s,5s or exponential:1s:1min:2.") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a back-off. Write none, 1s,5s or exponential:1s:1m:2.") from None
 
 
 def run(node: Endpoint, options: argparse.Namespace) -> int:

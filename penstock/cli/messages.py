@@ -39,7 +39,7 @@ def add_to(commands: Commands) -> None:
         default=0,
         metavar="TIME",
         dest="delay_ms",
-        help="Time until the message is delivered, such as 10min (%(default)s).",
+        help="Time until the message is delivered, such as 10m (%(default)s).",
     )
     command.add_argument(
         "--key", default="", help="Key of a delayed message, which replaces the pending one of that key (none)."
@@ -59,7 +59,7 @@ def add_to(commands: Commands) -> None:
         default=0,
         metavar="TIME",
         dest="invisible_ms",
-        help="Time for which other consumers don't see the messages, such as 5min. 0 is the group's default (%(default)s).",
+        help="Time for which other consumers don't see the messages, such as 5m. 0 is the group's default (%(default)s).",
     )
     command.add_argument(
         "--wait",

@@ -53,7 +53,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument("--response-topic", metavar="TOPIC", help="Topic on which a reply is expected.")
     command.add_argument("--correlation-data", metavar="TEXT", help="What the reply should repeat.")
     command.add_argument(
-        "--expiry", type=duration, metavar="TIME", help="Time after which nobody gets the message any more, such as 10min."
+        "--expiry", type=duration, metavar="TIME", help="Time after which nobody gets the message any more, such as 10m."
     )
     command.set_defaults(run=_publish)
 

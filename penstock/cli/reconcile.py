@@ -59,7 +59,7 @@ def add_to(commands: Commands) -> None:
         default=60_000,
         metavar="TIME",
         dest="grace_ms",
-        help="Time after a deadline before a delivery without an end counts as a finding (1min).",
+        help="Time after a deadline before a delivery without an end counts as a finding (1m).",
     )
     command.add_argument(
         "--group",

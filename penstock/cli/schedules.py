@@ -42,7 +42,7 @@ def add_to(commands: Commands) -> None:
         default=0,
         metavar="TIME",
         dest="every_ms",
-        help="Occur again and again after this time, such as 10min.",
+        help="Occur again and again after this time, such as 10m.",
     )
     rule.add_argument("--cron", default="", metavar="FIELDS", help='Occur by a cron expression, such as "30 2 * * MON-FRI".')
     rule.add_argument("--rrule", default="", metavar="RULE", help="Occur by a rule of RFC 5545, such as FREQ=WEEKLY;BYDAY=MO.")
@@ -65,7 +65,7 @@ def add_to(commands: Commands) -> None:
         default=0,
         metavar="TIME",
         dest="grace_ms",
-        help="How late is too late (1min).",
+        help="How late is too late (1m).",
     )
     create.add_argument("--replace", action="store_true", help="Replace the schedule of this name.")
     add_node(create, "target")

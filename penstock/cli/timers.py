@@ -50,7 +50,7 @@ def add_to(commands: Commands) -> None:
                 default=0,
                 metavar="TIME",
                 dest="delay_ms",
-                help="Deliver it after this time, such as 10min.",
+                help="Deliver it after this time, such as 10m.",
             )
             when.add_argument(
                 "--deliver-at",

@@ -75,7 +75,7 @@ def test_a_time_has_a_unit(text: str, ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "1500", "-1s", "1.5h", "10 min", "min", "1w", "1e3"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="such as 10min"):
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 10m"):
         duration(text)
 
 
