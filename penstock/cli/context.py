@@ -53,10 +53,16 @@ def _add(options: argparse.Namespace) -> int:
     settings = {name: _stored(value) for name in NAMES if (value := getattr(options, name, None)) is not None}
     if not settings.keys() & DEFAULTS.keys():
         raise ValueError(f"The context {options.name!r} names no node: give at least --target, --mqtt, --admin or --data-dir.")
+    if not options.name.strip() or not options.name.isprintable():
+        raise ValueError(f"The name {options.name!r} can't be used: give one of printable characters.")
     contexts = read_contexts()
+    replaced = contexts.by_name.get(options.name)
     contexts.by_name[options.name] = settings
     contexts.current = contexts.current or options.name
     contexts.save()
+    dropped = ", ".join(sorted((replaced or {}).keys() - settings.keys()))
+    done = "added" if replaced is None else "replaced"
+    print_line(f"{done} {options.name}" + (f", which no longer has {dropped}" if dropped else ""))
     return 0
 
 

@@ -135,6 +135,9 @@ def test_the_command_writes_contexts_that_nobody_else_reads(tmp_path: Path, caps
     file = tmp_path / "penstock" / "contexts.json"
     assert file.stat().st_mode & 0o777 == 0o600
     assert os.listdir(file.parent) == [file.name]
+    assert main(["context", "add", "plant", "--mqtt", "plant:2", "--admin", "plant:3"]) == 0
+    assert main(["context", "add", "plant", "--mqtt", "plant:2"]) == 0
+    assert capsys.readouterr().out == "added flat\nadded plant\nreplaced plant\nreplaced plant, which no longer has admin\n"
     assert main(["context", "use", "plant"]) == 0
     capsys.readouterr()
     assert main(["context", "list"]) == 0
@@ -151,3 +154,6 @@ def test_the_command_writes_contexts_that_nobody_else_reads(tmp_path: Path, caps
     assert main(["group", "list", "--context", "gone"]) == 2
     assert "There is no context 'gone'" in capsys.readouterr().err
     assert main(["context", "add", "empty"]) == 1
+    for name in ("", " ", "a\nb"):
+        assert main(["context", "add", name, "--target", "plant:1"]) == 1
+        assert f"The name {name!r} can't be used: give one of printable characters." in capsys.readouterr().err
