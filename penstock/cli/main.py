@@ -262,7 +262,11 @@ def _print_error(text: str) -> None:
 
 
 def _text_of(error: Exception) -> str:
-    """Return the text of an error. That of the system begins with its number, and does not say what it is about."""
+    """Return the text of an error. One of the system begins with its number; one of a call does not know of flags."""
+    from penstock.pop.errors import NotAuthenticated
+
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename} can't be used: {error.strerror}."
+    if isinstance(error, NotAuthenticated):
+        return f"{error}. A command shows the token of --token-file or PENSTOCK_TOKEN."
     return str(error)

@@ -204,10 +204,12 @@ class CallGuard:
             _check_banned(bans, _stranger(context))
         identity, why = self._authenticate(policy, context)
         if identity is None:
+            is_unknown = "authorization" in _metadata_of(context)
+            shown = "it doesn't know the token or signature of the call" if is_unknown else "the call has no token"
             raise AccessDenied(
                 grpc.StatusCode.UNAUTHENTICATED,
-                "the node doesn't know who calls: show a token that it knows (metadata 'authorization: Bearer TOKEN'), a "
-                "certificate, or a signature by an access key",
+                f"the node doesn't know who calls: {shown}. Show a token that the node knows (metadata 'authorization: Bearer "
+                "TOKEN'), a certificate, or a signature by an access key",
                 subject=_stranger(context),
                 reason="UNAUTHENTICATED",
                 why=why,

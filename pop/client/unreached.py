@@ -25,6 +25,8 @@ _HINTS = (
     ("CERTIFICATE_REQUIRED", "it asks for the client's own certificate (certificate, key)"),
     ("SETTINGS", "it does not speak gRPC there, or only over TLS: give the address of pop.listen, not of MQTT or HTTP"),
     ("Cancelling all calls", "it stops"),
+    ("Socket closed", "the node ended or closed the connection; check that it runs, and try again"),
+    ("Connection reset", "the node ended or closed the connection; check that it runs, and try again"),
 )
 """What to do about an error that gRPC describes with these words."""
 

@@ -29,6 +29,10 @@ def _has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unreached, "REACH_S", WAIT_S_MAX)
 
 
+def test_a_connection_that_the_node_has_closed_says_what_to_do() -> None:
+    assert unreached.explained("Stream removed (Socket closed)").endswith("; check that it runs, and try again")
+
+
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[str]:
     """Run a server that is no node, and return its target."""
