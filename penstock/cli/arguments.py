@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.standardstreams import standard_input
 from penstock.settings import DEFAULTS, PREFIX, Settings, find_settings
-from penstock.store.durations import parse_duration
-from penstock.store.options import HostPort, OptionInvalid
+from penstock.store.durations import format_duration, parse_duration
+from penstock.store.options import DAY_MS, HostPort, OptionInvalid
 
 if TYPE_CHECKING:
     from penstock.cli.endpoint import Endpoint
@@ -161,11 +161,34 @@ NUMBER_CHARS_MAX = 40
 def duration(text: str) -> int:
     """Return a time such as `500ms`, `90s`, `10m` or `7d`, in ms. Only 0 needs no unit."""
     try:
-        return 0 if text == "0" else parse_duration(text)
+        ms = 0 if text == "0" else parse_duration(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no time: write a whole number with ms, s, m, h or d, such as 10m."
         ) from None
+    if ms > DURATION_MS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is too long: give at most {format_duration(DURATION_MS_MAX)}.")
+    return ms
+
+
+DURATION_MS_MAX = 100 * 366 * DAY_MS
+"""Longest time: a hundred years. The clients refuse a longer one as a mistake."""
+
+
+def duration_within(text: str, shortest_ms: int, longest_ms: int) -> int:
+    """Return a time in ms, as `duration`, that must be within bounds."""
+    ms = duration(text)
+    if not shortest_ms <= ms <= longest_ms:
+        bounds = f"{format_duration(shortest_ms)} to {format_duration(longest_ms)}"
+        raise argparse.ArgumentTypeError(f"{text!r} is out of bounds: give {bounds}.")
+    return ms
+
+
+def delay(text: str) -> int:
+    """Return the delay of a message in ms, which a node bounds."""
+    from penstock.timer.options import TimerOptions
+
+    return duration_within(text, 0, TimerOptions().delay_ms_max)
 
 
 def position(text: str) -> int:

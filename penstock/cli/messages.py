@@ -14,6 +14,7 @@ from penstock.cli.arguments import (
     add_json,
     add_node,
     count,
+    delay,
     duration,
     endpoint,
     read_body,
@@ -35,7 +36,7 @@ def add_to(commands: Commands) -> None:
     add_node(command, "target")
     command.add_argument(
         "--delay",
-        type=duration,
+        type=delay,
         default=0,
         metavar="TIME",
         dest="delay_ms",

@@ -15,11 +15,13 @@ from penstock.cli.arguments import (
     add_node,
     count,
     duration,
+    duration_within,
     endpoint,
     instant,
     read_body,
 )
 from penstock.cli.output import body_fields, print_line, print_row, print_rows, row_of, time_of
+from penstock.store.durations import format_duration
 
 if TYPE_CHECKING:
     from penstock import ScheduleDescription
@@ -38,7 +40,7 @@ def add_to(commands: Commands) -> None:
     rule = create.add_mutually_exclusive_group(required=True)
     rule.add_argument(
         "--every",
-        type=duration,
+        type=interval,
         default=0,
         metavar="TIME",
         dest="every_ms",
@@ -92,6 +94,13 @@ def add_to(commands: Commands) -> None:
         action.set_defaults(run=_act)
 
 
+def interval(text: str) -> int:
+    """Return the time between occurrences in ms, which a node bounds."""
+    from penstock.timer.options import YEAR_MS, TimerOptions
+
+    return duration_within(text, TimerOptions().schedule_every_ms_min, 10 * YEAR_MS)
+
+
 def _create(options: argparse.Namespace) -> int:
     properties: dict[str, str] = {}
     for pair in options.property:
@@ -134,9 +143,14 @@ def _act(options: argparse.Namespace) -> int:
 def create(node: Endpoint, name: str, topic: str, body: bytes, **settings: Any) -> None:
     """Create a schedule, and print when it occurs next. The settings are those of `ScheduleCalls.create`."""
     from penstock.cli.popclient import sync_client_of
+    from penstock.pop.errors import ScheduleExists
 
     with sync_client_of(node) as client:
-        made = client.schedules.create(name, topic, body, **settings)
+        try:
+            made = client.schedules.create(name, topic, body, **settings)
+        except ScheduleExists as error:
+            told = f"there is a schedule {name!r} already: add --replace, delete it, or choose another name"
+            raise ScheduleExists(told) from error
     _print_upcoming(made)
 
 
@@ -230,7 +244,7 @@ ACTIONS: dict[str, Callable[[Endpoint, str], None]] = {
 def _rule(found: ScheduleDescription) -> str:
     schedule = found.schedule
     if schedule.every:
-        return f"every {round(schedule.every * 1000)} ms"
+        return f"every {format_duration(round(schedule.every * 1000))}"
     return f"{schedule.cron or schedule.rrule} ({schedule.zone})"
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.arguments import Commands, add_command, add_json, add_node, count, duration, endpoint, instant
+from penstock.cli.arguments import Commands, add_command, add_json, add_node, count, delay, endpoint, instant
 from penstock.cli.output import cells_of, print_line, print_row, print_rows, time_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_to(commands: Commands) -> None:
             when = action.add_mutually_exclusive_group(required=True)
             when.add_argument(
                 "--delay",
-                type=duration,
+                type=delay,
                 default=0,
                 metavar="TIME",
                 dest="delay_ms",

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.cli import output
 from penstock.cli.arguments import duration, instant, message_id, position
+from penstock.cli.main import parse
 from penstock.cli.output import print_rows, row_of
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -77,6 +78,27 @@ def test_a_time_has_a_unit(text: str, ms: int) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="such as 10m"):
         duration(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["send", "a", "b", "--delay", "3651d"], "argument --delay: '3651d' is out of bounds: give 0 to 3650d."),
+        (["send", "a", "b", "--delay", "9999999d"], "argument --delay: '9999999d' is too long: give at most 36600d."),
+        (["send", "a", "b", "--delay", "-1s"], "argument --delay: '-1s' is no time: write a whole number"),
+        (["pub", "a", "b", "--expiry", "-1s"], "argument --expiry: '-1s' is no time: write a whole number"),
+        (
+            ["schedule", "create", "s", "a", "--every", "10ms"],
+            "argument --every: '10ms' is out of bounds: give 100ms to 3650d.",
+        ),
+    ],
+)
+def test_a_time_that_a_node_would_refuse_is_refused_by_its_flag(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert told in capsys.readouterr().err
 
 
 def test_an_instant_is_iso_8601_or_ms() -> None:

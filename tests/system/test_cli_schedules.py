@@ -29,7 +29,7 @@ def test_schedules_by_hand(node: NodeProcess) -> None:
     assert "no occurrence within ten years" in refused.stderr
     created = run("create", *night, "--missed", "once", "--property", "a=b")
     assert [line[4:] for line in created.stdout.splitlines()] == ["-01-01T01:00:00.000+00:00"] * 5
-    assert "already" in run("create", *night).stderr
+    assert "already: add --replace, delete it" in run("create", *night).stderr
     assert run("create", *night, "--replace", "--count", "1").stdout.count("\n") == 1
     assert run("create", "other", "a", "--every", "1min", "--property", "a").returncode == 1
     assert run("create", "other", "a", "--every", "1min", "--end", "tomorrow").returncode == 2
@@ -37,6 +37,8 @@ def test_schedules_by_hand(node: NodeProcess) -> None:
     listed = json.loads(run("list", "--json").stdout)
     assert (listed["schedule"]["name"], listed["schedule"]["body"]) == ("report", "{{occurrence:%Y}}")
     assert "0 2 1 1 * (Europe/Berlin)" in run("list", "rep").stdout
+    assert run("create", "hourly", "a", "--every", "60min").returncode == 0
+    assert "every 1h " in run("list", "hourly").stdout
     assert run("pause", "report").stdout == "paused\n"
     assert json.loads(run("show", "report").stdout)["paused"]
     assert run("resume", "report").stdout.endswith("-01-01T01:00:00.000+00:00\n")
