@@ -39,6 +39,10 @@ OPEN_S = 10.0
 STEADY_S = 10.0
 """A stream that was open for so long was no failed try: if it breaks, the first delay before the next try is short again."""
 
+LOST_STATUS = "Internal error from Core"
+"""What gRPC says, now and then, when the other side ends a call while the first request is written: the status is lost. Another
+try learns it."""
+
 CREDITS_DEFAULT = 1024
 """Credits of a stream that does not name them, as at the node."""
 
@@ -139,6 +143,8 @@ class StreamConsumer:
             call.cancel()
             raise
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INTERNAL and error.details() == LOST_STATUS:
+                raise NodeUnavailable("the node ended the stream before it had the request") from error
             raise error_of_call(error) from error
         except asyncio.InvalidStateError:  # The call has ended before the write.
             await self._raise_status(call)
