@@ -118,9 +118,9 @@ def node_of_the_readme(tmp_path: Path, node: NodeProcess) -> NodeProcess:
     (tmp_path / "access.toml").write_text(rules)
     (tmp_path / "penstock.toml").write_text(on_free_ports(config))
     openssl, serve = blocks("sh")[0].split("penstock ")
-    shell(openssl, tmp_path)
     for user, password in PASSWORDS.items():
         add_user(tmp_path, user, password)
+    shell(openssl, tmp_path)
     command, *options = serve.split()
     assert command == "serve"
     return node.start(*options, directory=tmp_path)

@@ -192,6 +192,7 @@ async def handle(body: bytes) -> None:
         assert message.body == b"3"
         process.kill()
         assert await ended(process) == -signal.SIGKILL
+    await until(lambda: node.core.waiting == 0)  # its last poll would get what comes back
     left = node.core.counters.acked
     node.advance(31_000)
     rest: list[bytes] = []

@@ -187,7 +187,7 @@ async def test_a_problem_that_stays_is_logged_once(
             patch.setattr(runningconsumer, "HEALTHY_S", 0.0)
             async with running(worker):
                 await until(lambda: opened > 3)
-        assert caplog.text.count("show a token") == 1
+        assert caplog.text.count("who calls") == 1
         assert "gets messages again" not in caplog.text, "the node has answered nothing"
 
 
