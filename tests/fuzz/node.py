@@ -56,7 +56,7 @@ def state(broker: Broker) -> dict[str, Any]:
 
 def listeners(data_dir: Path) -> tuple[ListenerOptions, ...]:
     authority = Authority(data_dir.parent / CERTIFICATES)
-    files: dict[str, Any] = {"certificate": str(authority.certificate), "key": str(authority.key)}
+    files: dict[str, Any] = {"certificate_file": str(authority.certificate), "key_file": str(authority.key)}
     return (*LISTENERS, *(ListenerOptions(name=kind, kind=kind, listen=FREE, **files) for kind in ("tls", "wss")))
 
 
