@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from struct import Struct
+from struct import error as StructError
 from time import monotonic, sleep
 from typing import NamedTuple, TypeAlias
 
@@ -274,11 +275,17 @@ class Index:
 
         Args:
             upgrade: changes the rows. A crash may interrupt it, and the next start calls it again.
+
+        Raises:
+            IndexDamaged: it has rows that can't be decoded.
         """
         row = self.get(META_KEY)
         if row is None or _VERSION.unpack_from(row)[0] != FORMAT - 1:
             return False
-        upgrade(self)
+        try:
+            upgrade(self)
+        except (ValueError, StructError) as error:
+            raise IndexDamaged(f"the index {self.path} has rows that can't be upgraded: {error}") from error
         batch = self.batch()
         batch.put_covered(Covered(*_META.unpack(row)[1:]))
         self.write(batch)

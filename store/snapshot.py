@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
+from struct import error as StructError
 
 import orjson
 import structlog
@@ -240,7 +241,10 @@ def restore(data_dir: Path, position: int, index: Index, upgrade: Upgrade, files
             batch.put(key, value)
         index.write(batch)
     if reading.is_earlier:
-        upgrade(index)
+        try:
+            upgrade(index)
+        except (ValueError, StructError) as error:
+            raise SnapshotInvalid(f"the snapshot at {position} has rows that can't be upgraded: {error}") from error
     covered = Covered(position, position, reading.store_ms)
     batch = index.batch()
     batch.put_covered(covered)

@@ -17,13 +17,15 @@ from penstock.store.rowformats import FORMAT
 from penstock.store.snapshot import SnapshotWriter, restore
 from penstock.store.snapshotreader import SnapshotReader
 from penstock.timer import buckets
-from penstock.timer.buckets import COUNTS, RECALLED_COUNTS
+from penstock.timer.buckets import CHUNK, COUNTS, RECALLED_COUNTS
 from penstock.timer.upgrade import upgrade_from_17
 from tests.pop.wiring import TOPIC, Parts
 
 EARLIER = 17
 VERSION = Struct("<I")
 DELAYS_MS = (90 * MINUTE_MS, 3 * HOUR_MS, 30 * HOUR_MS, 70 * 24 * HOUR_MS)
+PENDING = 60
+"""Messages that are pending: three of four of twenty messages with each delay."""
 
 
 def delay(parts: Parts, delay_ms: int) -> tuple[int, int]:
@@ -58,7 +60,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(buckets, "FRESH_MAX", 8)
     parts = Parts(tmp_path / "data")
     named = [delay(parts, delay_ms + number * MINUTE_MS) for delay_ms in DELAYS_MS for number in range(20)]
-    for position, due_ms in named[::3]:
+    for position, due_ms in named[::4]:
         parts.delayed.recall(position, due_ms)
     parts.settle()
     parts.store.index.flush()
@@ -97,6 +99,20 @@ def test_a_snapshot_of_the_format_before_is_restored(home: Path, monkeypatch: py
     timers = {key: value for key, value in expected.items() if key[:1] == COUNTS[:1]}
     assert {key: value for key, value in rows_of(index).items() if key[:1] == COUNTS[:1]} == timers
     index.close()
+
+
+def test_rows_of_the_format_before_that_are_damaged_let_the_start_rebuild_the_index(home: Path) -> None:
+    index = Index(home)
+    made_earlier(index)
+    batch = index.batch()
+    batch.put(next(iter(index.rows(CHUNK)))[0], b"no messages")
+    index.write(batch)
+    index.flush()
+    index.close()
+    parts = Parts(home)
+    assert parts.recovery.rebuilt
+    assert len(parts.delayed) == PENDING
+    parts.close()
 
 
 def test_an_upgrade_that_a_crash_interrupts_is_done_again(home: Path) -> None:
