@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from penstock.pop.client.message import Message
 from penstock.pop.client.results import DeadLetterReason
 from penstock.worker.consumerplan import ConsumerPlan
+from penstock.worker.errors import WorkerError
 from penstock.worker.handler import MESSAGE, Handler
 
 DeadLetterHook = Callable[[Message, str], Awaitable[None] | None]
@@ -15,14 +16,26 @@ DeadLetterHook = Callable[[Message, str], Awaitable[None] | None]
 SUFFIX = ".on-dead-letter"
 """What follows the name of a group in the name of the group that consumes its dead letters for the hooks."""
 
+GROUP_BYTES_MAX = 255
+"""Maximum length of a group's name, as the node has it (`pop.core.names`)."""
+
 INVISIBLE_S = 60.0
+"""Invisible time of a dead letter, and the timeout of its hooks, in seconds."""
 
 
 def hook_plans(plans: Sequence[ConsumerPlan], hooks: Sequence[DeadLetterHook]) -> list[ConsumerPlan]:
     """Return the consumers that call the hooks for the dead letters of the groups of other consumers.
 
     They begin with the dead letters that come after the first start of a worker with hooks.
+
+    Raises:
+        WorkerError: The name of a group leaves no room for the suffix.
     """
+    groups = dict.fromkeys(plan.group for plan in plans) if hooks else {}
+    for group in groups:
+        if len((group + SUFFIX).encode(errors="replace")) > GROUP_BYTES_MAX:
+            most = GROUP_BYTES_MAX - len(SUFFIX)
+            raise WorkerError(f"on_dead_letter needs group names of up to {most} bytes, and {group[:40]!r}... has more")
 
     async def call_hooks(message: Message) -> None:
         origin = message.origin
@@ -48,7 +61,7 @@ def hook_plans(plans: Sequence[ConsumerPlan], hooks: Sequence[DeadLetterHook]) -
             settings=None,
             middleware=(),
         )
-        for group in (dict.fromkeys(plan.group for plan in plans) if hooks else ())
+        for group in groups
     ]
 
 

@@ -217,7 +217,7 @@ class Worker:
             handle_signals: Stop at SIGTERM and SIGINT. Only the main thread may handle signals.
 
         Raises:
-            WorkerError: The worker has no consumer.
+            WorkerError: The worker has no consumer, or the name of a group is too long for `on_dead_letter`.
             PopError: The node refuses a group or a filter. While it is away, or refuses the caller, the worker waits and tries
                 again.
         """

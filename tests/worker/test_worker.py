@@ -242,6 +242,18 @@ async def test_the_hooks_hear_of_messages_whose_attempts_are_used_up_and_why(nod
     assert sorted(letter.detail for letter in letters) == sorted(told)
 
 
+async def test_a_group_whose_name_leaves_no_room_for_that_of_the_hooks_is_refused(node: Node) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group="g" * 241)
+    async def handle(body: bytes) -> None:
+        raise AssertionError(body)
+
+    worker.on_dead_letter(lambda message, reason: None)
+    with pytest.raises(WorkerError, match="of up to 240 bytes"):
+        await worker.run(handle_signals=False)
+
+
 async def test_hooks_that_may_not_consume_the_dead_letters_keep_no_message_from_its_handler(tmp_path: Path) -> None:
     rules, security = access_file(tmp_path / "access.toml", "s3cret", consume=GROUP), Security(token="s3cret")
     async with Node(tmp_path / "data", access=rules) as node, Client(node.target, security=security) as client:
