@@ -96,6 +96,8 @@ PROCESSES = ("serve", "worker", "demo")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 for success, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
     open_missing()
+    # gRPC reads this when it is loaded. Its own lines about handshakes and ports say less than the errors that follow them.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments = sys.argv[1:] if arguments is None else arguments
     command = _command_of(arguments)
     if command in REPLACED:

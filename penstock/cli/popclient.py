@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from queue import Empty, SimpleQueue
 
 import grpc
@@ -53,7 +52,6 @@ def sync_client_of(node: Endpoint) -> SyncClient:
 
 def _check_answer(node: Endpoint, security: Security) -> None:
     """Raise NodeUnavailable unless the listener speaks HTTP/2."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines about a failed handshake say less than the error below
     seen: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
     channel = sync_channel(str(node.address), security)
     try:

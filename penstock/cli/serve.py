@@ -53,7 +53,6 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines about a port that is in use say less than the error
     from penstock.node.config import load_config
 
     overrides = {

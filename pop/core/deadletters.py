@@ -27,13 +27,6 @@ _ROW = Struct("<QIHBq")
 DETAIL_BYTES_MAX = 2_000
 """Maximum length of the detail of a dead letter, in bytes of UTF-8."""
 
-
-def check_detail(detail: str) -> None:
-    """Check the length of what a consumer says about a failure. Raises RequestInvalid."""
-    if len(detail) * 4 > DETAIL_BYTES_MAX and len(detail.encode()) > DETAIL_BYTES_MAX:
-        raise RequestInvalid(f"the reason of a failure has {len(detail.encode())} bytes: use up to {DETAIL_BYTES_MAX}")
-
-
 Key = tuple[int, int, int]
 """Id of the `$dlq/` queue, position of the message, id of the group."""
 
@@ -77,6 +70,12 @@ class DeadLetter(NamedTuple):
     @property
     def key(self) -> Key:
         return self.queue_id, self.position, self.group_id
+
+
+def check_detail(detail: str) -> None:
+    """Check the length of what a consumer says about a failure. Raises RequestInvalid."""
+    if len(detail) * 4 > DETAIL_BYTES_MAX and len(detail.encode()) > DETAIL_BYTES_MAX:
+        raise RequestInvalid(f"the reason of a failure has {len(detail.encode())} bytes: use up to {DETAIL_BYTES_MAX}")
 
 
 class DeadLetters:
