@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -45,7 +46,7 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.spark import publish, sink
 from penstock.spark.errors import PublishFailed, RowsInvalid, WriteOptionInvalid
 from penstock.spark.sink.columns import check_schema
-from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.options import OPTIONS, SinkOptions
 from penstock.spark.sink.requests import BYTES_MAX, ROWS_MAX, requests_of
 from penstock.spark.sink.writers import PublishedRows
 from penstock.store.options import MIB, StoreOptions
@@ -127,6 +128,11 @@ def bodies_in(target: str, topic_filter: str) -> Counter[bytes]:
 def test_a_wrong_option_is_named(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(WriteOptionInvalid, match=complaint):
         SinkOptions.of(options)
+
+
+def test_the_guide_lists_the_options() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "spark.md").read_text("utf-8")
+    assert [name for name in OPTIONS if not re.search(rf"^\| .*`{name}`.* \|", guide, re.MULTILINE)] == []
 
 
 def test_options_do_not_show_their_token() -> None:
