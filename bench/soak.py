@@ -35,7 +35,7 @@ from bench.peers import BrokerProcess, memory_of, penstock
 from bench.soakplot import Panel, svg_of
 from penstock.cli.inspect_index import IndexMissing, flushed_index
 from penstock.store.errors import IndexDamaged
-from penstock.store.index import KeySpace
+from penstock.store.index.index import KeySpace
 from penstock.store.options import KIB, MIB
 
 SAMPLE_S = 5.0

@@ -77,7 +77,7 @@ def _drain(rows: DataFrame) -> None:
 
 def _mark(data_dir: Path) -> None:
     """Let the log be known to be durable, as that of a node is."""
-    from penstock.store.syncmark import SyncMark
+    from penstock.store.log.syncmark import SyncMark
 
     path = max((data_dir / "commitlog").iterdir())
     SyncMark(data_dir).write(int(path.stem) + path.stat().st_size, begin=0)

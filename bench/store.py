@@ -26,9 +26,9 @@ import uvloop
 
 from bench.rows import Figures, Goal, Row, Setting, parser_of, run
 from penstock.store.clock import SystemClock
-from penstock.store.index import Index
-from penstock.store.lightqueue import ENTRY
+from penstock.store.index.index import Index
 from penstock.store.options import StoreOptions
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.store import Store
 
 BATCH = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.store.errors import PositionUnknown
-from penstock.store.lightqueue import ENTRY
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.record import topic_of
 from penstock.store.store import Store
 

@@ -53,10 +53,10 @@ from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
-from penstock.store.accounts import Resource
 from penstock.store.clock import Clock
-from penstock.store.ledger import QuotaRefusal
 from penstock.store.options import OFF
+from penstock.store.space.accounts import Resource
+from penstock.store.space.ledger import QuotaRefusal
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.duejob import DueJob

@@ -11,7 +11,7 @@ from penstock.gateway.strike_table import StrikeTable
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sources import Sources
-from penstock.store.causer import EXEMPT
+from penstock.store.space.causer import EXEMPT
 
 CLIENT_SHARE: Final = 10
 """The part of `strikes_max` after which a client is held off: a tenth. A source that guesses passwords under many names has ten

@@ -41,8 +41,7 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.relayed import PLAIN, TLS, RelayedCallers
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
 from penstock.pop.servercertificates import ServerCertificates
-from penstock.store.addresses import resolved
-from penstock.store.options import SECOND_MS, HostPort, OptionInvalid
+from penstock.store.options import SECOND_MS, HostPort, OptionInvalid, resolved
 from penstock.store.store import Store
 from penstock.store.watchedfiles import WATCH_S
 from penstock.timer.delayed import DelayedMessages

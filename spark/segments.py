@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.spark.errors import LogMissing, LogUnreadable
-from penstock.store import record, recordscan
+from penstock.store import record
 from penstock.store.errors import LogCorrupt, RecordCorrupt
-from penstock.store.syncmark import Mark, SyncMark
+from penstock.store.log import recordscan
+from penstock.store.log.syncmark import Mark, SyncMark
 
 DIRECTORY = "commitlog"
 """Folder of the segments in a data directory."""

@@ -57,7 +57,7 @@ TIMER_ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4")])
 """Body of the kinds that name messages: TIMER_FIRED, TIMER_CANCELLED, TRANSACTION_*, DEAD_LETTER_REDRIVEN and
 DEAD_LETTER_PURGED. Position and size of each.
 
-`store.routing` defines the properties of TIMER_FIRED and TRANSACTION_COMMITTED, which say where the messages go.
+`store.queues.latedispatches` defines the properties of TIMER_FIRED and TRANSACTION_COMMITTED, which say where the messages go.
 """
 
 SESSION_COUNTS = struct.Struct("<HIIIII")

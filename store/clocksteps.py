@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from struct import Struct
 from typing import NamedTuple
 
-from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.record import STEP_FIXED, Kind, Record
 

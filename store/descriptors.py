@@ -10,8 +10,6 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-from penstock.store.segmentchain import OPEN_FILES_MAX
-
 INDEX_FILES_MAX: Final = 512
 """Maximum number of files that RocksDB keeps open. Each keeps its bloom filter and its index in memory: about 2.5 MB for a file
 of 64 MB. So an index of 1 GB takes 40 MB, and no index more than 1.3 GB. Partitioned filters and indexes would be bounded by
@@ -19,6 +17,9 @@ the block cache, but then a lookup would need three cached blocks instead of one
 
 INDEX_DIVISOR: Final = 8
 """Where descriptors are few, RocksDB keeps no more files open than the limit divided by this."""
+
+LOG_FILES_MAX: Final = 64
+"""Maximum number of sealed segments that stay open. Each costs a descriptor."""
 
 OTHERS: Final = 128
 """Descriptors for all else that is open at a time: listeners, the event loop, threads and polls of gRPC, the
@@ -41,4 +42,4 @@ def index_files_max(limit: int) -> int:
 
 def store_share(limit: int) -> int:
     """Return how many descriptors the store and the node itself may need in a process that may have `limit`."""
-    return index_files_max(limit) + OPEN_FILES_MAX + OTHERS
+    return index_files_max(limit) + LOG_FILES_MAX + OTHERS

@@ -9,17 +9,17 @@ from functools import partial
 
 import structlog
 
-from penstock.store.ballast import Ballasts
 from penstock.store.clock import Clock
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, IndexDamaged
 from penstock.store.files import PASSING
-from penstock.store.groupcommit import GroupCommit
-from penstock.store.index import Index
+from penstock.store.index.index import Index
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.groupcommit import GroupCommit
 from penstock.store.options import StoreOptions
-from penstock.store.retention import Retention
+from penstock.store.retention.retention import Retention
 from penstock.store.sliced import SlicedJob
-from penstock.store.space import Level, Space
+from penstock.store.space.ballast import Ballasts
+from penstock.store.space.space import Level, Space
 from penstock.store.timekeeping import Timekeeping
 
 logger = structlog.get_logger("store")

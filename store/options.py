@@ -17,8 +17,10 @@ An option has an operator with a reason to change it. What only engineers have a
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -408,3 +410,13 @@ class StoreOptions:
     topic_bytes_max: int = bound(
         4096, "Bytes of a topic or filter. MQTT allows 65,535, which keys of the index have no use for."
     )
+
+
+def resolved(listen: HostPort) -> tuple[str, ...]:
+    """Return the numeric addresses of a host, each once. It may ask a name server. Raises OSError."""
+    try:
+        ip_address(listen.host)
+    except ValueError:
+        found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    return (listen.host,)

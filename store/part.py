@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from penstock.store.index import Batch, Index
+from penstock.store.index.index import Batch, Index
 from penstock.store.record import Kind, Record
 
 Apply = Callable[[Record], None]

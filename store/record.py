@@ -27,7 +27,11 @@ pairs deliveries with acknowledgements.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
+from itertools import repeat
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -89,7 +93,7 @@ class Kind(IntEnum):
     TRANSACTION_CHECKED = 24
     """The producers of half messages are asked for the outcome once more."""
     SNAPSHOT = 25
-    """Rows of a snapshot (`store.snapshot`). Such records are in separate files, never in the log."""
+    """Rows of a snapshot (`store.snapshots.snapshotwriter`). Such records are in separate files, never in the log."""
     DEAD_LETTER_REDRIVEN = 26
     """Dead letters return to their group as new messages."""
     SESSION_RESUMED = 27
@@ -360,3 +364,32 @@ def is_intact(data: bytes, at: int = 0, size: int | None = None) -> bool:
     stated, crc = SIZE_AND_CRC.unpack_from(data, at)
     covered = (data if size < LARGE_BYTES else memoryview(data))[at + CRC_FROM : at + size]
     return bool(stated == size and checksum(covered) == crc)
+
+
+PACKED_MAX = 64
+"""Maximum number of records that one call packs."""
+
+
+def alike_records(size: int, beginning: bytes, bodies: Sequence[bytes]) -> list[bytes]:
+    """Return records of `size` bytes that differ only in their bodies, in order, as a few pieces of bytes.
+
+    Args:
+        size: of each record, header included.
+        beginning: what each record has between its checksum and its body.
+        bodies: all of one length.
+    """
+    crc, shape = checksum(beginning), (len(beginning), len(bodies[0]))
+    pieces = []
+    for at in range(0, len(bodies), PACKED_MAX):
+        some = bodies[at : at + PACKED_MAX]
+        fields = [size, 0, beginning, b""] * len(some)
+        fields[1::4] = map(checksum, some, repeat(crc))
+        fields[3::4] = some
+        pieces.append(_packer(len(some), shape).pack(*fields))
+    return pieces
+
+
+@lru_cache(maxsize=256)
+def _packer(count: int, shape: tuple[int, int]) -> Struct:
+    """Return what packs `count` records, each given by its size, its checksum, and two pieces of the lengths in `shape`."""
+    return Struct("<" + f"{SIZE_AND_CRC.format.removeprefix('<')}{shape[0]}s{shape[1]}s" * count)

@@ -19,26 +19,24 @@ from pathlib import Path
 
 import structlog
 
-from penstock.store.accounts import Resource
-from penstock.store.ballast import Ballasts
 from penstock.store.clock import SteerableClock
 from penstock.store.clocksteps import ClockSteps
-from penstock.store.commitlog import CommitLog
-from penstock.store.copies import Copies
 from penstock.store.errors import DiskFull, IndexAhead, IndexDamaged, PositionUnknown
 from penstock.store.files import PASSING, SYSTEM_FILES, Files
-from penstock.store.groupcommit import GroupCommit
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
-from penstock.store.index import Covered, Index, Upgrade, keep_rows
-from penstock.store.latedispatches import LateDispatches
-from penstock.store.ledger import Ledger
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
-from penstock.store.logepochs import LogEpochs
+from penstock.store.index.index import Covered, Index, Upgrade, keep_rows
+from penstock.store.index.rocksdb import OpenDatabase, open_rocksdb
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.groupcommit import GroupCommit
+from penstock.store.log.logepochs import LogEpochs
+from penstock.store.log.syncing import SYNCS, MakeSync
 from penstock.store.options import ClockOptions, StoreOptions
 from penstock.store.part import Apply, Part
-from penstock.store.queues import Queues
-from penstock.store.quotaoptions import QuotaOptions
+from penstock.store.queues.latedispatches import LateDispatches
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
+from penstock.store.queues.queues import Queues
+from penstock.store.queues.router import Route
 from penstock.store.record import (
     COPY_BYTES,
     FIXED_BYTES,
@@ -51,18 +49,20 @@ from penstock.store.record import (
     UNROUTED,
     Kind,
     Record,
+    alike_records,
     checksum,
     is_intact,
     store_ms_of,
 )
-from penstock.store.recovery import Recovery, Replay, agree
-from penstock.store.retention import Retention
-from penstock.store.rocksdb import OpenDatabase, open_rocksdb
-from penstock.store.router import Route
-from penstock.store.runs import alike_records
+from penstock.store.recovery.recovery import Recovery, Replay, agree
+from penstock.store.retention.copies import Copies
+from penstock.store.retention.retention import Retention
 from penstock.store.sliced import SlicedJob
-from penstock.store.space import Space
-from penstock.store.syncing import SYNCS, MakeSync
+from penstock.store.space.accounts import Resource
+from penstock.store.space.ballast import Ballasts
+from penstock.store.space.ledger import Ledger
+from penstock.store.space.quotaoptions import QuotaOptions
+from penstock.store.space.space import Space
 from penstock.store.timekeeping import Timekeeping
 
 logger = structlog.get_logger("store")

@@ -15,7 +15,7 @@ import uvloop
 from hypothesis import HealthCheck, Phase, settings
 
 from penstock.node import tablesoptions
-from penstock.store import rocksdb
+from penstock.store.index import rocksdb
 from tests.budget import Budget
 from tests.depth import DEPTH
 from tests.failures import Failures

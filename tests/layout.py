@@ -1,5 +1,7 @@
 """The layout of the code as a graph: folders and their arrows, and what a module imports. `make layout` prints it.
 
+An arrow is an import at run time. Imports below `if TYPE_CHECKING:` only name types; `with_types` adds them.
+
 A *room* is a folder of a package, such as `pop/core`. A package without folders, such as `store`, is one room. A module beside
 the folders of its package, such as `gateway/gateway.py`, is a room of its own.
 """
@@ -35,22 +37,32 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 @cache
-def _nodes(source: str) -> tuple[ast.AST, ...]:
-    """Return all nodes of a source that define or import something, or call a function."""
-    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, _SHOWN))
+def _nodes(source: str) -> tuple[tuple[ast.AST, bool], ...]:
+    """Return all nodes that define or import something, or call a function, and whether each is there for types only."""
+    nodes = list(ast.walk(ast.parse(source)))
+    for_types = {id(node) for branch in nodes if _is_for_types(branch) for node in ast.walk(branch)}
+    return tuple((node, id(node) in for_types) for node in nodes if isinstance(node, _SHOWN))
 
 
 _SHOWN = (ast.Import, ast.ImportFrom, ast.Call, ast.ClassDef)
 
 
-def imported_modules(source: str, module: str, *, is_package: bool = False, known: Iterable[str] = ()) -> Iterator[str]:
-    """Give the full name of each module that `module` imports anywhere: in functions, for types only, by name.
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imported_modules(
+    source: str, module: str, *, is_package: bool = False, known: Iterable[str] = (), with_types: bool = True
+) -> Iterator[str]:
+    """Give the full name of each module that `module` imports anywhere: in functions, by name, and with types for types only.
 
     Of `from a import b` it gives `a.b` where that is among `known`, else `a`.
     """
     known = frozenset(known)
     package = module.split(".") if is_package else module.split(".")[:-1]
-    for node in _nodes(source):
+    for node, is_for_types in _nodes(source):
+        if is_for_types and not with_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,13 +89,14 @@ def room_of(module: str, modules: Mapping[str, Path]) -> str:
 
 
 @cache
-def module_graph() -> dict[str, set[str]]:
+def module_graph(*, with_types: bool = False) -> dict[str, set[str]]:
     """Return each module of `penstock` with the modules of `penstock` that it imports."""
     modules = dict(sources())
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
-        found = imported_modules(path.read_text("utf-8"), name, is_package=path.name == "__init__.py", known=modules)
-        graph[name] = {each for each in found if each in modules and each != name}
+        is_package = path.name == "__init__.py"
+        imported = imported_modules(path.read_text("utf-8"), name, is_package=is_package, known=modules, with_types=with_types)
+        graph[name] = {other for other in imported if other in modules and other != name}
     return graph
 
 
@@ -94,8 +107,22 @@ def room_graph() -> dict[str, set[str]]:
     rooms: dict[str, set[str]] = {}
     for name, imported in module_graph().items():
         room = room_of(name, modules)
-        rooms.setdefault(room, set()).update(room_of(each, modules) for each in imported)
+        rooms.setdefault(room, set()).update(room_of(other, modules) for other in imported)
     return {room: others - {room} for room, others in rooms.items()}
+
+
+def package_graph() -> dict[str, set[str]]:
+    """Return each package at the root of the checkout with those that its modules import from, also for types only."""
+    packages: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for name, imported in module_graph(with_types=True).items():
+        package = _package_of(name)
+        if package in packages:
+            packages[package] |= {_package_of(other) for other in imported} & packages.keys() - {package}
+    return packages
+
+
+def _package_of(module: str) -> str:
+    return ".".join(module.split(".")[1:2])
 
 
 def class_names() -> dict[str, list[str]]:
@@ -104,7 +131,7 @@ def class_names() -> dict[str, list[str]]:
     for module, path in sources():
         if path.stem.endswith(("_pb2", "_pb2_grpc")):
             continue
-        for node in _nodes(path.read_text("utf-8")):
+        for node, _ in _nodes(path.read_text("utf-8")):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     return found

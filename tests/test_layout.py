@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.layout import ROOT, circles, class_names, imported_modules, module_graph, room_graph, sources
+from tests.layout import ROOT, circles, class_names, imported_modules, module_graph, package_graph, room_graph, sources
 
 ALLOWED: dict[str, set[str]] = {
     "store": set(),
@@ -22,12 +22,12 @@ ALLOWED: dict[str, set[str]] = {
     "spark": {
         "store.record",
         "store.bodies",
-        "store.recordscan",
+        "store.log.recordscan",
         "store.durations",
         "store.errors",
-        "store.syncmark",
-        "store.rowformats",
-        "store.snapshotreader",
+        "store.log.syncmark",
+        "store.index.rowformats",
+        "store.snapshots.snapshotreader",
         "store.topics",
         "install",
     },
@@ -72,10 +72,12 @@ def test_the_module_that_every_spark_session_imports_imports_only_pyspark() -> N
 
 
 LAYERS = {
+    "store": ("index", "space", "log", "queues", "snapshots", "retention", "recovery", "housekeeping", "store"),
     "gateway": ("protocol", "transport", "auth", "sessions", "delivery", "connection", "gateway"),
     "pop": ("proto", "core", "access", "grpc", "rocketmq", "server"),
 }
-"""The folders of a package from the lowest to the module that composes all of them. Each may import only lower ones."""
+"""The folders of a package from the lowest to the module that composes all of them. At run time each may import only lower
+ones. For types only it may import any of its package, so that a signature names the class that is meant."""
 
 
 @pytest.mark.parametrize("package", LAYERS)
@@ -114,6 +116,7 @@ def test_the_integrations_import_the_clients_and_the_worker_and_nothing_of_the_n
 def test_there_are_no_circles() -> None:
     assert circles(room_graph()) == []
     assert circles(module_graph()) == []
+    assert circles(package_graph()) == []
 
 
 def test_a_class_name_names_one_class() -> None:
@@ -125,10 +128,16 @@ def test_circles_are_found() -> None:
     assert circles(graph) == [["a", "b", "c"], ["f", "g"]]
 
 
+def test_imports_for_types_only_are_told_apart() -> None:
+    source = "import a\nif TYPE_CHECKING:\n    from b import C\ndef later():\n    import d"
+    assert set(imported_modules(source, "x")) == {"a", "b", "d"}
+    assert set(imported_modules(source, "x", with_types=False)) == {"a", "d"}
+
+
 def test_the_graph_has_the_arrows_of_the_code() -> None:
     graph = module_graph()
-    assert "penstock.store.record" in graph["penstock.store.commitlog"]
-    assert "penstock.store.topics" in graph["penstock.store.queues"]  # by `from penstock.store import topics`
+    assert "penstock.store.record" in graph["penstock.store.log.commitlog"]
+    assert "penstock.store.topics" in graph["penstock.store.queues.queues"]  # by `from penstock.store import topics`
     assert graph["penstock.node.errors"] == set()
     assert graph["penstock.install"] == graph["penstock.settings"] == set()
 

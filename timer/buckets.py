@@ -33,7 +33,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.store.index import Batch, Index, IndexView, KeySpace, after
+from penstock.store.index.index import Batch, Index, IndexView, KeySpace, after
 from penstock.store.options import MINUTE_MS
 from penstock.timer.entries import PENDING, PENDING_DTYPE, Column, Cursors, Entries
 from penstock.timer.window import DueWindow

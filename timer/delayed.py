@@ -6,12 +6,12 @@ commit, so the message fires exactly once across any crash. The body stays where
 
 Pending messages wait in `timer.buckets`, with what firing needs. So no record is read then.
 
-A TIMER_FIRED record names messages in the order of their due times, and then of their positions. Besides what `store.routing`
-says, its properties have for these messages:
+A TIMER_FIRED record names messages in the order of their due times, and then of their positions. Besides what
+`store.queues.latedispatches` says, its properties have for these messages:
 
     now       when they fired, in ms since 1970
     late      for each message, how long after its due time that was, in ms
-    accounts  ids of the accounts that are charged for the messages (`store.ledger`)
+    accounts  ids of the accounts that are charged for the messages (`store.space.ledger`)
     account   for each message, the index of its account. It is left out when there is one account.
 
 A TIMER_CANCELLED record has as properties lists of due times (`due`) and of account ids (`account`), one for each message.
@@ -34,20 +34,20 @@ from typing import Final, NamedTuple
 import numpy as np
 import orjson
 
-from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.causer import NODE, Causer
 from penstock.store.clocksteps import step_of
 from penstock.store.errors import DiskFull, PositionUnknown, RecordCorrupt
 from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
-from penstock.store.index import Batch, Index, KeySpace
-from penstock.store.lightqueue import ENTRY_DTYPE
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.options import MINUTE_MS
 from penstock.store.part import Apply
 from penstock.store.properties import delay_of, tag_hash
+from penstock.store.queues.latedispatches import Routing
+from penstock.store.queues.lightqueue import ENTRY_DTYPE
+from penstock.store.queues.router import Route
 from penstock.store.record import Flag, Kind, Record
-from penstock.store.router import Route
-from penstock.store.routing import Routing
+from penstock.store.space.accounts import NODE_ACCOUNT, Resource
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
 from penstock.store.topics import first_level
 from penstock.timer.alarm import Alarm

@@ -6,8 +6,8 @@ commit. A power cut can keep the first of the two records without the second. Th
 before anything fires, so that the change is one step: either the old message is pending or the new one.
 
 Rows of the index: key b"K", position u64 big-endian; value whether it was replaced u8, digest of topic and key 16 bytes (zero
-if it has none), account u64 (`store.ledger`). There is a row for each pending message with a key, and for one that was replaced
-and is not cancelled yet.
+if it has none), account u64 (`store.space.ledger`). There is a row for each pending message with a key, and for one that was
+replaced and is not cancelled yet.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
 
-from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.causer import NODE, Causer
-from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties
+from penstock.store.queues.latedispatches import Routing
 from penstock.store.record import Flag, Kind, Record
-from penstock.store.routing import Routing
+from penstock.store.space.accounts import NODE_ACCOUNT, Resource
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
 from penstock.timer.options import TimerOptions
 

@@ -22,11 +22,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.store.causer import Causer
-from penstock.store.ledger import Ledger
 from penstock.store.properties import decode_properties
 from penstock.store.recent import RecentIds
 from penstock.store.record import decode
+from penstock.store.space.causer import Causer
+from penstock.store.space.ledger import Ledger
 from penstock.store.store import Store
 from penstock.store.topics import check_filter, matches
 from penstock.timer.buckets import DUE_MS_MAX, TimerBuckets

@@ -22,14 +22,14 @@ from typing import Final
 
 import structlog
 
-from penstock.store.accounts import Resource
 from penstock.store.bodies import SCHEDULE_MOVED_HEAD, SCHEDULE_PUT_HEAD
-from penstock.store.causer import NODE, Causer
 from penstock.store.errors import DiskFull, StoreError
-from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import Properties, decode_properties, encode_properties, tag_hash
 from penstock.store.record import Flag, Kind, Record, record_bytes
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
 from penstock.timer.errors import RecurrenceInvalid
 from penstock.timer.options import TimerOptions

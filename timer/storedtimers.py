@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.store.index import Index
+from penstock.store.index.index import Index
 from penstock.store.options import MINUTE_MS
 from penstock.timer.buckets import (
     BUCKET_KEY,

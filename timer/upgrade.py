@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.store.index import Index
+from penstock.store.index.index import Index
 from penstock.timer.buckets import BUCKET_KEY, COUNT_VALUE, COUNTS, MINUTE_KEY, RECALLED_COUNTS
 from penstock.timer.storedtimers import StoredTimers
 

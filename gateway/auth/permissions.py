@@ -14,7 +14,7 @@ from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
 from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH, Packet
 from penstock.gateway.protocol.topics import DELAYED, SHARE, without_prefix
-from penstock.store.lightqueue import ENTRY_BYTES
+from penstock.store.queues.lightqueue import ENTRY_BYTES
 from penstock.store.store import Store
 
 if TYPE_CHECKING:

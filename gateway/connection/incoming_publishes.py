@@ -35,10 +35,10 @@ from penstock.gateway.protocol.runs import count_packets, split_runs
 from penstock.gateway.protocol.topics import DELAYED, is_bridge_state
 from penstock.gateway.sessions.session import Session
 from penstock.pop.core.handle import Handles
-from penstock.store.causer import NODE
 from penstock.store.errors import DiskFull, LimitExceeded, PositionUnknown, RecordCorrupt, StoreError, TopicInvalid
 from penstock.store.properties import encode_properties
 from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, record_bytes
+from penstock.store.space.causer import NODE
 from penstock.store.store import Store
 from penstock.store.topics import check_topic, excerpt
 from penstock.timer.delayed import DelayedMessages

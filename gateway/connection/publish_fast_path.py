@@ -24,8 +24,8 @@ from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.socket_transport import READ_BYTES_MIN
 from penstock.store.options import MIB
+from penstock.store.queues.router import Route
 from penstock.store.record import HEADER_BYTES
-from penstock.store.router import Route
 from penstock.store.store import Store
 
 _ACK_BYTES: Final = 4

@@ -11,7 +11,7 @@ from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.protocol.encode import encode_acks
 from penstock.gateway.protocol.packets import PUBREL
 from penstock.gateway.sessions.inflight import Slot
-from penstock.store.lightqueue import ENTRY
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.store import Store
 
 NOT_SENT_AGAIN: Final = (

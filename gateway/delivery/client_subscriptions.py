@@ -30,9 +30,9 @@ from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
-from penstock.store.accounts import Resource
-from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import Causer
 
 logger = structlog.get_logger("gateway")
 

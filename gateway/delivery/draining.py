@@ -19,7 +19,7 @@ from collections.abc import Collection
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.subscription import Subscriber, Subscription, combined_options
 from penstock.store import topics
-from penstock.store.lightqueue import ENTRY_BYTES, LightQueue
+from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue
 
 
 class DrainingSubscription(Subscription):

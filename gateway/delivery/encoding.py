@@ -21,10 +21,10 @@ from penstock.gateway.protocol.fields import U16, write_varint
 from penstock.gateway.protocol.message import to_wire
 from penstock.gateway.protocol.packets import DUP, PUBLISH
 from penstock.gateway.sessions.inflight import Slot
-from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
+from penstock.store.log.commitlog import dense_until
 from penstock.store.properties import decode_properties
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES
 from penstock.store.record import (
     FLAGS_AT,
     HEADER,

@@ -12,7 +12,7 @@ from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.overtime import Overtime
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
-from penstock.store.lightqueue import ENTRY_BYTES, LightQueue
+from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue
 from penstock.store.store import Store
 
 

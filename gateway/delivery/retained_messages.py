@@ -9,8 +9,9 @@ Rows of the index:
 
 `gateway.delivery.topic_lists` has the rows by which a filter with wildcards finds its topics. The bodies stay in the log.
 
-The publisher of a retained message is charged for it (`store.ledger`) until the message is replaced or cleared, or has expired.
-Each record names its publisher, so no other record need be read to know whom to charge, and none is missed if it is damaged.
+The publisher of a retained message is charged for it (`store.space.ledger`) until the message is replaced or cleared, or has
+expired. Each record names its publisher, so no other record need be read to know whom to charge, and none is missed if it is
+damaged.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.delivery import topic_lists
 from penstock.store import topics
-from penstock.store.accounts import Resource
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.causer import Causer
-from penstock.store.index import Batch, Index, KeySpace
-from penstock.store.ledger import Ledger
-from penstock.store.lightqueue import ENTRY
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.record import Flag, Kind, Record
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import Causer
+from penstock.store.space.ledger import Ledger
 
 _ROW = Struct("<QIqQ")
 _COUNT = Struct("<Q")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES
 
 
 class RetainedReplay:

@@ -22,10 +22,10 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.errors import Overloaded
 from penstock.store.bodies import CHECKPOINT_ENTRY_DTYPE
-from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, StoreError
-from penstock.store.lightqueue import ENTRY_BYTES, ENTRY_DTYPE
+from penstock.store.queues.lightqueue import ENTRY_BYTES, ENTRY_DTYPE
 from penstock.store.record import topic_of
+from penstock.store.space.causer import Causer
 
 logger = structlog.get_logger("gateway")
 

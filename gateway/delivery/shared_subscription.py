@@ -11,7 +11,7 @@ from penstock.gateway.delivery.subscription import PACKET_BYTES_UNLIMITED, PUMP_
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.unrecorded import NOT_QUEUED
 from penstock.pop.core.group import ConsumerGroup
-from penstock.store.lightqueue import ENTRY_BYTES, entries_array
+from penstock.store.queues.lightqueue import ENTRY_BYTES, entries_array
 
 Refusers = frozenset["SharedSubscription"]
 """Members of a share group that can't take some messages: they may not have them, or the messages are too large for them."""

@@ -39,11 +39,11 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.errors import PopError
-from penstock.store.accounts import Resource
-from penstock.store.causer import NODE, Causer
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError
-from penstock.store.ledger import Ledger
-from penstock.store.space import Space
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import NODE, Causer
+from penstock.store.space.ledger import Ledger
+from penstock.store.space.space import Space
 
 CREATED: Final = ConsumerGroupSettings(shared=True)
 """Settings of a group that the node creates for a shared subscription."""

@@ -36,8 +36,8 @@ from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import NOT_QUEUED
 from penstock.store import topics
 from penstock.store.errors import DiskFull, StoreError
-from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, entries_array
 from penstock.store.options import KIB, MIB
+from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue, entries_array
 
 PUMP_ENTRIES: Final = 256
 """Entries that a lagging subscription reads in one step: bounds what is encoded ahead of a socket that fills up."""

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from penstock.store.index import Index, KeySpace
+from penstock.store.index.index import Index, KeySpace
 
 _LEVEL = Struct(">cBI")
 

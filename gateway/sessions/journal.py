@@ -25,12 +25,12 @@ from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
-from penstock.store.causer import NODE, Causer
 from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull
-from penstock.store.lightqueue import LightQueue
+from penstock.store.queues.lightqueue import LightQueue
 from penstock.store.record import Kind
 from penstock.store.sliced import SlicedJob
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
 
 SAVE_S: Final = 0.5

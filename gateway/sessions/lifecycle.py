@@ -37,11 +37,11 @@ from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Advance, Unrecorded
 from penstock.gateway.sessions.wills import Author, RetainedRoom, WillJudge, WillOutcome, Wills
 from penstock.store import topics
-from penstock.store.accounts import Resource
-from penstock.store.causer import Causer
 from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
 from penstock.store.record import Kind
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 from penstock.timer.duejob import DueJob
 from penstock.timer.ticker import RETRY_MS

@@ -26,7 +26,7 @@ from struct import Struct
 
 from penstock.gateway.sessions.stored_session import SavedRows, StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
-from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.index.index import Batch, Index, KeySpace
 
 SESSION = KeySpace.SESSION + b"c"
 SUBSCRIPTION = KeySpace.SESSION + b"s"

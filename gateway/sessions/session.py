@@ -14,8 +14,8 @@ from penstock.gateway.sessions.inflight import Inflight
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Unrecorded
-from penstock.store.causer import NODE, Causer
-from penstock.store.lightqueue import LightQueue
+from penstock.store.queues.lightqueue import LightQueue
+from penstock.store.space.causer import NODE, Causer
 
 
 class SubscriptionProgress(Protocol):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.gateway.sessions.changes import Changes, decode_slots, encode_slots
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
-from penstock.store.accounts import NODE_ACCOUNT
+from penstock.store.space.accounts import NODE_ACCOUNT
 
 _HEAD = Struct("<BIHQqQQIqQIHIII")
 """CONNECTED and CURTAILED, expiry_s, window, recorded_at, ends_ms, account and source; delay_s, due_ms, position and
@@ -106,7 +106,7 @@ class StoredSession:
         self.ends_ms = 0
         """When the session ends, in ms since 1970; 0 while the client is connected."""
         self.account = NODE_ACCOUNT
-        """Id of the account that is charged for the session (`store.ledger`)."""
+        """Id of the account that is charged for the session (`store.space.ledger`)."""
         self.source = NODE_ACCOUNT
         """Id of the account of the source from which the client has connected last."""
         self.will: StoredWill | None = None

@@ -20,14 +20,14 @@ from penstock.gateway.sessions import rows
 from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
-from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.bodies import SESSIONS_ACKED_HEAD
-from penstock.store.index import Batch, Index
-from penstock.store.ledger import Ledger
+from penstock.store.index.index import Batch, Index
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties
-from penstock.store.queues import Queues
+from penstock.store.queues.queues import Queues
 from penstock.store.record import Flag, Kind, Record
+from penstock.store.space.accounts import NODE_ACCOUNT, Resource
+from penstock.store.space.ledger import Ledger
 
 OWNER: Final = "sessions"
 """The name of all sessions together among the owners of a light queue."""

@@ -21,7 +21,7 @@ class StoredSubscription:
         options: the subscription options (MQTT 5.0, 3.8.3.1).
         identifier: the subscription identifier, or 0.
         cursor: offset of the next message in the light queue.
-        account: id of the account that is charged for it (`store.ledger`).
+        account: id of the account that is charged for it (`store.space.ledger`).
     """
 
     __slots__ = (

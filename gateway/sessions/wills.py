@@ -15,10 +15,10 @@ from penstock.gateway.protocol.message import to_stored
 from penstock.gateway.protocol.packets import NO_LOCAL, WILL
 from penstock.gateway.protocol.properties import read_properties
 from penstock.gateway.sessions.stored_session import StoredSession
-from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.properties import encode_properties
 from penstock.store.record import Flag, Kind, decode, record_bytes
+from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 
 logger = structlog.get_logger("gateway")

@@ -13,7 +13,7 @@ from penstock.gateway.transport.peer import Peer, PeerListener
 from penstock.gateway.transport.proxy import UNKNOWN
 from penstock.gateway.transport.sources import Sources
 from penstock.gateway.transport.turns import Turns
-from penstock.store.causer import is_local, plain_address, source_of
+from penstock.store.space.causer import is_local, plain_address, source_of
 
 HANDSHAKES_PER_TURN: Final = 16
 """Steps of handshakes, of all listeners, in one turn of the loop. A fleet that comes back at once sends hundreds at a time, and

@@ -22,8 +22,8 @@ from penstock.gateway.transport.certificates import Certificates
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.unix_socket import UnixSocketFile
-from penstock.store.causer import is_local
 from penstock.store.options import KIB, HostPort
+from penstock.store.space.causer import is_local
 
 ACCEPTED_PER_TURN: Final = 32
 """The maximum number of connections that a listener accepts in one turn of the loop. So a burst of thousands does not delay

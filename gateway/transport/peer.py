@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
-from penstock.store.causer import is_local, source_of
+from penstock.store.space.causer import is_local, source_of
 
 SAN_KINDS: Final = ("URI", "email", "DNS")
 """The kinds of alternative names in a certificate that can be a user name. The first name of any of them counts."""

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from penstock.gateway.transport.turns import Turns
-from penstock.store.causer import plain_address
+from penstock.store.space.causer import plain_address
 from penstock.store.topics import excerpt
 
 V1: Final = b"PROXY "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.gateway.options import LimitOptions
 from penstock.gateway.strike_table import StrikeTable
-from penstock.store.causer import EXEMPT
+from penstock.store.space.causer import EXEMPT
 
 
 class Sources:

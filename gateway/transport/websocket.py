@@ -20,8 +20,8 @@ from websockets.typing import Origin, Subprotocol
 
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.overtime import Overtime
-from penstock.store.causer import is_loopback_name
 from penstock.store.options import KIB
+from penstock.store.space.causer import is_loopback_name
 
 SUBPROTOCOL: Final = Subprotocol("mqtt")
 """The subprotocol that a client must offer [MQTT-6.0.0-3] and that the server selects [MQTT-6.0.0-4]."""

@@ -30,10 +30,11 @@ from typing import NamedTuple
 from penstock.backup.timercomparison import compare_timers
 from penstock.pop.core.sentids import row_of
 from penstock.store import topics
-from penstock.store.catalogue import without_entries
 from penstock.store.errors import PositionUnknown, QueueUnknown, RecordCorrupt
-from penstock.store.index import OWN_KEYS, Index, KeySpace
-from penstock.store.lightqueue import (
+from penstock.store.index.index import OWN_KEYS, Index, KeySpace
+from penstock.store.properties import decode_properties, tag_hash
+from penstock.store.queues.catalogue import without_entries
+from penstock.store.queues.lightqueue import (
     ENTRY,
     ENTRY_BYTES,
     TRANSIENT,
@@ -44,8 +45,7 @@ from penstock.store.lightqueue import (
     pinned_prefix,
     queue_prefix,
 )
-from penstock.store.properties import decode_properties, tag_hash
-from penstock.store.queues import INTERNAL
+from penstock.store.queues.queues import INTERNAL
 from penstock.store.record import Kind
 from penstock.store.store import Store
 

@@ -13,9 +13,10 @@ from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import Manifest, StoredFile, is_backup, load_manifest
 from penstock.backup.room import Wanted, require_room
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
-from penstock.store import commitlog, index
 from penstock.store.files import LOST_FOUND, make_directory, replace_file, unlink_if_there
-from penstock.store.syncmark import Ending, SyncMark
+from penstock.store.index import index
+from penstock.store.log import commitlog
+from penstock.store.log.syncmark import Ending, SyncMark
 
 
 class Restored(NamedTuple):

@@ -16,14 +16,17 @@ from penstock.node.controlclient import Request
 from penstock.node.errors import ControlRefused, NodeNotRunning
 from penstock.node.lock import DataDirLock
 from penstock.pop.core.handle import SECRET
-from penstock.store import ballast, commitlog, index, snapshotreader
 from penstock.store.errors import DataDirLocked
 from penstock.store.files import LOST_FOUND, read_file
-from penstock.store.index import CHECKPOINT, Index
-from penstock.store.segment import segment_bases, segment_name
-from penstock.store.snapshot import snapshots
-from penstock.store.snapshotreader import snapshot_path
-from penstock.store.syncmark import Ending, SyncMark
+from penstock.store.index import index
+from penstock.store.index.index import CHECKPOINT, Index
+from penstock.store.log import commitlog
+from penstock.store.log.segment import segment_bases, segment_name
+from penstock.store.log.syncmark import Ending, SyncMark
+from penstock.store.snapshots import snapshotreader
+from penstock.store.snapshots.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotwriter import snapshots
+from penstock.store.space import ballast
 
 _OF_A_PROCESS = ("LOCK", "LOG")
 """Beginnings of the names of RocksDB's files that an index doesn't need: its lock, and its diary."""

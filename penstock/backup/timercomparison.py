@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.store.index import Index, KeySpace
+from penstock.store.index.index import Index, KeySpace
 from penstock.timer.storedtimers import Described, StoredTimers
 
 PARTS = (KeySpace.TIMER + b"s", KeySpace.TIMER + b"r")

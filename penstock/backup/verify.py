@@ -30,20 +30,22 @@ from penstock.node.config import Config
 from penstock.node.lock import DataDirLock
 from penstock.node.parts import NodeParts
 from penstock.pop.core.handle import SECRET
-from penstock.store import commitlog, index, snapshotreader, syncmark
-from penstock.store.block import read_block
 from penstock.store.clock import SystemClock
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, SnapshotInvalid, StoreError
 from penstock.store.files import FULL, LOST_FOUND, Mode, write_all
-from penstock.store.index import Index
+from penstock.store.index import index
+from penstock.store.index.index import Index
+from penstock.store.log import commitlog, syncmark
+from penstock.store.log.block import read_block
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.segment import SUFFIX, segment_base, segment_name
 from penstock.store.options import StoreOptions
 from penstock.store.record import HEADER_BYTES, store_ms_of
-from penstock.store.recovery import REPLAY_BYTES
-from penstock.store.repair import survey
-from penstock.store.segment import SUFFIX, segment_base, segment_name
-from penstock.store.snapshot import snapshots
-from penstock.store.snapshotreader import SnapshotReader
+from penstock.store.recovery.recovery import REPLAY_BYTES
+from penstock.store.recovery.repair import survey
+from penstock.store.snapshots import snapshotreader
+from penstock.store.snapshots.snapshotreader import SnapshotReader
+from penstock.store.snapshots.snapshotwriter import snapshots
 from penstock.store.store import Store
 
 BACKUP = "backup"

@@ -23,7 +23,7 @@ from penstock.pop.client.backoff import Backoff, Exponential
 if TYPE_CHECKING:
     from penstock import GroupDescription, GroupSettings
     from penstock.cli.endpoint import Endpoint
-    from penstock.store.lightqueue import Start
+    from penstock.store.queues.lightqueue import Start
 
 
 ACTIONS = {

@@ -112,7 +112,7 @@ def _kind(text: str) -> str:
 
 
 def _resource(text: str) -> str:
-    from penstock.store.accounts import Resource
+    from penstock.store.space.accounts import Resource
 
     names = [resource.name.lower() for resource in Resource]
     if text not in names:

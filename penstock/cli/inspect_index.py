@@ -21,11 +21,11 @@ from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.grouptable import DAMAGES_ROW
 from penstock.pop.core.order import FifoOrder
-from penstock.store.accounts import NODE_ACCOUNT, Account, Resource, all_accounts, load_account
-from penstock.store.catalogue import Catalogue, load_count_from
-from penstock.store.causer import AccountKind
 from penstock.store.errors import StoreError
-from penstock.store.index import DIRECTORY, Index, KeySpace
+from penstock.store.index.index import DIRECTORY, Index, KeySpace
+from penstock.store.queues.catalogue import Catalogue, load_count_from
+from penstock.store.space.accounts import NODE_ACCOUNT, Account, Resource, all_accounts, load_account
+from penstock.store.space.causer import AccountKind
 
 
 class IndexMissing(StoreError):

@@ -17,7 +17,7 @@ from penstock.gateway.sessions.changes import Changes
 from penstock.pop.core.suspicion import together_max
 from penstock.store import topics
 from penstock.store.bodies import BODY_DTYPE
-from penstock.store.logreader import missing_beginning, read_log
+from penstock.store.log.logreader import missing_beginning, read_log
 from penstock.store.record import COPY_FIXED, LEVEL_MASK, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
 
 _WITH_LEVEL = (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED, Kind.POP_REVIVED)

@@ -12,16 +12,16 @@ import orjson
 from penstock.node.datafiles import NEW_HANDLES, FileProblem, check_files, mend_file
 from penstock.node.lock import DataDirLock
 from penstock.pop.core.handle import SECRET
-from penstock.store import snapshot
-from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.files import SYSTEM_FILES
-from penstock.store.indexplan import Fate, IndexPlan
-from penstock.store.placing import MARKER, misplaced
-from penstock.store.repair import QUARANTINE, Damage, Findings, plan, put_in_places, repair, survey
-from penstock.store.segment import segment_name
-from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshotreader import snapshot_path
+from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.placing import MARKER, misplaced
+from penstock.store.log.segment import segment_name
+from penstock.store.recovery.indexplan import Fate, IndexPlan
+from penstock.store.recovery.repair import QUARANTINE, Damage, Findings, plan, put_in_places, repair, survey
+from penstock.store.snapshots import snapshotwriter
+from penstock.store.snapshots.snapshotreader import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshots.snapshotreader import snapshot_path
 
 _FORGOTTEN = (
     "the records that the log still has stay, but the sessions, subscriptions, groups, retained and delayed messages, open "
@@ -52,7 +52,7 @@ def repair_log(
         if files.exists(directory / MARKER) and dry_run:
             raise LogCorrupt(f"an earlier repair of {directory} was interrupted; run `penstock repair` without --dry-run")
         is_interrupted = files.exists(directory / MARKER)
-        renamed = {} if dry_run else snapshot.give_own_names(data_dir)
+        renamed = {} if dry_run else snapshotwriter.give_own_names(data_dir)
         moves = {} if is_interrupted else misplaced(files, directory)
         if (moves or is_interrupted) and not dry_run:
             put_in_places(data_dir)

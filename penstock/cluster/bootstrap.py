@@ -16,13 +16,13 @@ from penstock.cluster.errors import StreamBroken
 from penstock.cluster.frames import HELLO_BYTES_MAX, FrameKind
 from penstock.cluster.framestream import FrameStream
 from penstock.cluster.shardkey import ReplicaId
-from penstock.store import commitlog, syncmark
 from penstock.store.files import SYSTEM_FILES, Files, Mode, make_directory, unlink_if_there, write_all
-from penstock.store.index import Index
+from penstock.store.index.index import Index
+from penstock.store.log import commitlog, syncmark
+from penstock.store.log.segment import segment_name
 from penstock.store.options import MIB
-from penstock.store.segment import segment_name
-from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshotreader import SUFFIX, SnapshotReader, snapshot_path
+from penstock.store.snapshots.snapshotreader import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshots.snapshotreader import SUFFIX, SnapshotReader, snapshot_path
 
 DIRECTORY = "bootstrap"
 """Folder of a data directory with a snapshot that came from the leader."""

@@ -19,7 +19,7 @@ from penstock.cluster.replicalog import ReplicaLog
 from penstock.cluster.roles import Roles
 from penstock.cluster.shardkey import ReplicaId, name_of
 from penstock.cluster.splice import End, splice
-from penstock.store.retention import Blocker
+from penstock.store.retention.retention import Blocker
 from penstock.store.store import Store
 
 logger = logging.getLogger(__name__)

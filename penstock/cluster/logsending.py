@@ -10,8 +10,8 @@ from penstock.cluster.frames import FrameKind
 from penstock.cluster.framestream import FrameStream
 from penstock.cluster.replicalog import ReplicaLog
 from penstock.cluster.shardkey import ReplicaId
-from penstock.store.block import read_block
-from penstock.store.commitlog import CommitLog
+from penstock.store.log.block import read_block
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.options import MIB
 
 WINDOW_BYTES = 8 * MIB

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.store.block import read_block
 from penstock.store.epochs import EpochTable
+from penstock.store.log.block import read_block
 from penstock.store.record import EPOCH_FIXED, KIND_AT, Kind, decode
 from penstock.store.store import Store
 

@@ -22,7 +22,7 @@ from penstock.access.errors import AccessInvalid
 from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid, is_token
 from penstock.access.subject import Subject
 from penstock.node.adminoptions import AdminOptions
-from penstock.store.causer import is_local, is_loopback_name, plain_address
+from penstock.store.space.causer import is_local, is_loopback_name, plain_address
 
 VIEWER: Final = "viewer"
 """The role that may read."""

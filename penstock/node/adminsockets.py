@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from penstock.store.causer import is_local
+from penstock.store.space.causer import is_local
 
 ACCEPTED_PER_TURN: Final = 8
 """Maximum number of connections accepted in one turn of the loop."""

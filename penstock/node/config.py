@@ -28,7 +28,7 @@ from penstock.store.options import (
     option,
     options_of,
 )
-from penstock.store.quotaoptions import QuotaOptions
+from penstock.store.space.quotaoptions import QuotaOptions
 from penstock.timer.options import TimerOptions
 from penstock.tracing.options import TracingOptions
 

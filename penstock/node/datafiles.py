@@ -17,12 +17,16 @@ from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop import relayed
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
 from penstock.spark.parquet.files import DIRECTORY as TABLES
-from penstock.store import ballast, commitlog, index, placing, snapshot, snapshotreader, syncmark, timekeeping
+from penstock.store import timekeeping
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Files, read_file, replace_file
-from penstock.store.quarantine import QUARANTINE, free_name, set_aside
-from penstock.store.rewriting import FRESH_SUFFIX
-from penstock.store.segment import SUFFIX as SEGMENT_SUFFIX
+from penstock.store.index import index
+from penstock.store.log import commitlog, placing, syncmark
+from penstock.store.log.quarantine import QUARANTINE, free_name, set_aside
+from penstock.store.log.rewriting import FRESH_SUFFIX
+from penstock.store.log.segment import SUFFIX as SEGMENT_SUFFIX
+from penstock.store.snapshots import snapshotreader, snapshotwriter
+from penstock.store.space import ballast
 
 KNOWN = frozenset(
     (
@@ -170,7 +174,7 @@ def _mark(data_dir: Path, files: Files) -> Iterator[FileProblem]:
 
 def _snapshots(data_dir: Path, files: Files) -> Iterator[FileProblem]:
     names = files.names(data_dir / snapshotreader.DIRECTORY)
-    moves = snapshot.misnamed(data_dir, files)
+    moves = snapshotwriter.misnamed(data_dir, files)
     for name in names:
         path = f"{snapshotreader.DIRECTORY}/{name}"
         stem = name.removesuffix(snapshotreader.SUFFIX)

@@ -14,9 +14,8 @@ import structlog
 from penstock.gateway.options import PLAIN_NAME
 from penstock.node.config import Config
 from penstock.node.errors import ListenerExposed
-from penstock.store.addresses import resolved
-from penstock.store.causer import is_local
-from penstock.store.options import HostPort
+from penstock.store.options import HostPort, resolved
+from penstock.store.space.causer import is_local
 
 logger = structlog.get_logger("node")
 

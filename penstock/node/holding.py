@@ -25,9 +25,9 @@ from penstock.node.controladdress import HOLD
 from penstock.node.errors import ControlRefused
 from penstock.store.errors import IndexDamaged
 from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
-from penstock.store.index import CHECKPOINT, Index
-from penstock.store.retention import Blocker
-from penstock.store.space import Level
+from penstock.store.index.index import CHECKPOINT, Index
+from penstock.store.retention.retention import Blocker
+from penstock.store.space.space import Level
 from penstock.store.store import Store
 
 logger = structlog.get_logger("node")

@@ -62,13 +62,13 @@ from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.server import PopServer, rocketmq_service
-from penstock.store.ballast import release_ballast
 from penstock.store.clock import SteerableClock, SystemClock
 from penstock.store.descriptors import descriptor_limit
 from penstock.store.errors import DiskFull, IndexDamaged
 from penstock.store.files import FULL, SYSTEM_FILES, make_directory
 from penstock.store.options import OFF, HostPort
-from penstock.store.recovery import Recovery
+from penstock.store.recovery.recovery import Recovery
+from penstock.store.space.ballast import release_ballast
 from penstock.timer.listing import TimerListing
 from penstock.tracing.exporter import SpanExporter
 from penstock.tracing.traces import Traces

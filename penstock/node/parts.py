@@ -17,9 +17,9 @@ from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.transactions import Transactions
 from penstock.store.clock import SteerableClock
 from penstock.store.files import SYSTEM_FILES, Files
-from penstock.store.rocksdb import OpenDatabase, open_rocksdb
+from penstock.store.index.rocksdb import OpenDatabase, open_rocksdb
+from penstock.store.log.syncing import MakeSync
 from penstock.store.store import Store
-from penstock.store.syncing import MakeSync
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys
 from penstock.timer.schedules import Schedules

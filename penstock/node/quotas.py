@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock.store.accounts import Resource
-from penstock.store.ledger import Holder, Ledger
+from penstock.store.space.accounts import Resource
+from penstock.store.space.ledger import Holder, Ledger
 
 LARGEST: Final = 10
 """Number of holders of each resource that are shown."""

@@ -24,9 +24,9 @@ from penstock.cluster.shardkey import ReplicaId, name_of, replica_named
 from penstock.node.config import Config
 from penstock.node.errors import ConfigError, ControlRefused, ListenerExposed
 from penstock.pop.core.handle import Handles, keep_secret, load_secret
-from penstock.store.addresses import resolved
-from penstock.store.causer import is_local
 from penstock.store.clock import Clock
+from penstock.store.options import resolved
+from penstock.store.space.causer import is_local
 from penstock.store.store import Store
 
 logger = structlog.get_logger("node")

@@ -10,7 +10,7 @@ from penstock.node.quotas import quotas_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.transactions import Transactions
-from penstock.store.recovery import Recovery
+from penstock.store.recovery.recovery import Recovery
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 

@@ -23,7 +23,7 @@ from penstock.spark.parquet.files import DIRECTORY
 from penstock.spark.parquet.reach import NOTHING, written_until
 from penstock.store.clock import Clock
 from penstock.store.options import HOUR_MS
-from penstock.store.space import Level
+from penstock.store.space.space import Level
 from penstock.store.store import Store
 
 logger = structlog.get_logger("tables")

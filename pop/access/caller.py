@@ -13,8 +13,8 @@ from penstock.access.audit import Event
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
 from penstock.pop.errors import PopError
-from penstock.store.causer import NODE, Causer, source_of
 from penstock.store.record import decode
+from penstock.store.space.causer import NODE, Causer, source_of
 from penstock.store.store import Store
 from penstock.tracing.context import TRACEPARENT, TRACEPARENT_FORM, TRACESTATE, TRACESTATE_CHARS_MAX
 

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from penstock.pop.access.caller import address_of, note_peer
-from penstock.store.causer import source_of
+from penstock.store.space.causer import source_of
 
 AT_ONCE: Final = 100
 """Refusals that a source gets without waiting, if it had none for some time."""

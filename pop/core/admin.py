@@ -16,9 +16,9 @@ from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE
-from penstock.store.causer import NODE, Causer
-from penstock.store.lightqueue import End, LightQueue, Start
+from penstock.store.queues.lightqueue import End, LightQueue, Start
 from penstock.store.record import BY_OPERATOR, LAST_MEMBER_LEFT, Kind
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.store.bodies import CHECKPOINT_ENTRY
+from penstock.store.index.rowformats import CHECKPOINT_ROW, KEEPER_MARK
 from penstock.store.record import LEVEL_MASK, SURVIVED, Flag
-from penstock.store.rowformats import CHECKPOINT_ROW, KEEPER_MARK
 
 ATTEMPT_ID_BYTES_MAX = 255
 

@@ -13,7 +13,7 @@ from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.group import ConsumerGroup
 from penstock.store.clocksteps import ClockStep
-from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.recent import RecentIds
 from penstock.store.record import Record
 

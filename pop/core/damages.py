@@ -14,7 +14,7 @@ import structlog
 
 from penstock.pop.core.checkpoint import Entry
 from penstock.pop.core.group import ConsumerGroup
-from penstock.store.lightqueue import LightQueue
+from penstock.store.queues.lightqueue import LightQueue
 from penstock.store.record import Kind, Record
 
 logger = structlog.get_logger("pop")

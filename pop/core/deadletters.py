@@ -17,7 +17,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from penstock.pop.errors import RequestInvalid
-from penstock.store.index import Batch, Index, KeySpace, after
+from penstock.store.index.index import Batch, Index, KeySpace, after
 
 _KEY = Struct(">cIQI")
 _QUEUE_PREFIX = Struct(">cI")

@@ -25,10 +25,10 @@ from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import NO_KEY, Parked
 from penstock.pop.core.suspicion import returned
 from penstock.store.bodies import CHANGE_ENTRY, REFERENCE, TIMER_ENTRY
+from penstock.store.index.rowformats import KEEPER_MARK
 from penstock.store.part import Apply
-from penstock.store.queues import Queues
+from penstock.store.queues.queues import Queues
 from penstock.store.record import LEVEL_MASK, POP_FIXED, Flag, Kind, Record
-from penstock.store.rowformats import KEEPER_MARK
 
 
 class DeliveryChanges:

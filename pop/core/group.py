@@ -14,9 +14,9 @@ from penstock.pop.core.order import FifoOrder
 from penstock.pop.core.redriven import RedrivenMessages
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store.accounts import NODE_ACCOUNT
 from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
-from penstock.store.lightqueue import LightQueue, Watcher
+from penstock.store.queues.lightqueue import LightQueue, Watcher
+from penstock.store.space.accounts import NODE_ACCOUNT
 
 if TYPE_CHECKING:
     from penstock.pop.core.poll import Poll
@@ -44,7 +44,7 @@ class ConsumerGroup:
         settings: what was set for it.
         options: what applies where nothing was set.
         redriven: what it has got back from its dead letters.
-        account: id of the account that is charged for it (`store.ledger`).
+        account: id of the account that is charged for it (`store.space.ledger`).
     """
 
     __slots__ = (

@@ -14,14 +14,14 @@ from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store.accounts import Resource
 from penstock.store.bodies import REFERENCE
 from penstock.store.errors import QueueUnknown
-from penstock.store.ledger import Ledger
-from penstock.store.lightqueue import LightQueue
 from penstock.store.part import Apply
-from penstock.store.queues import Queues
+from penstock.store.queues.lightqueue import LightQueue
+from penstock.store.queues.queues import Queues
 from penstock.store.record import POP_FIXED, Kind, Record
+from penstock.store.space.accounts import Resource
+from penstock.store.space.ledger import Ledger
 
 
 class GroupChanges:

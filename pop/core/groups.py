@@ -15,13 +15,13 @@ from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupUnknown, Overloaded
 from penstock.pop.options import PopOptions
-from penstock.store.accounts import Resource
-from penstock.store.causer import NODE, Causer
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError
-from penstock.store.ledger import Ledger
-from penstock.store.lightqueue import Start
-from penstock.store.queues import Queues
+from penstock.store.queues.lightqueue import Start
+from penstock.store.queues.queues import Queues
 from penstock.store.record import Kind
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import NODE, Causer
+from penstock.store.space.ledger import Ledger
 
 
 class Groups:

@@ -18,9 +18,9 @@ from penstock.pop.core.order import delete_order
 from penstock.pop.core.redriven import RedrivenMessages, delete_redriven
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store.index import Batch, Index, KeySpace
-from penstock.store.lightqueue import LightQueue
-from penstock.store.queues import Queues
+from penstock.store.index.index import Batch, Index, KeySpace
+from penstock.store.queues.lightqueue import LightQueue
+from penstock.store.queues.queues import Queues
 from penstock.store.record import POP_FIXED, Record
 
 DAMAGES_ROW = 0

@@ -17,7 +17,7 @@ from penstock.pop.core.popping import Popper
 from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
-from penstock.store.space import Level, Space
+from penstock.store.space.space import Level, Space
 
 NO_WAIT: Final = nullcontext()
 """In place of a wait for room."""

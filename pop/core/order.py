@@ -22,10 +22,10 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock.store.index import Batch, Index, KeySpace, after
+from penstock.store.index.index import Batch, Index, KeySpace, after
+from penstock.store.index.rowformats import ORDER_ROW, order_row
 from penstock.store.properties import message_group_of
 from penstock.store.record import properties_of, topic_of
-from penstock.store.rowformats import ORDER_ROW, order_row
 
 PARKED_MAX = 100_000
 """Maximum number of parked messages of a group. At the limit, its pops scan no further until some of them were delivered."""

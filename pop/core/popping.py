@@ -18,8 +18,9 @@ from penstock.pop.core.state import PopState
 from penstock.pop.core.suspicion import ALONE
 from penstock.pop.errors import GroupUnknown, RequestInvalid
 from penstock.store.bodies import REFERENCE
-from penstock.store.commitlog import dense_until
 from penstock.store.errors import DiskFull, PositionUnknown, RecordUnreadable
+from penstock.store.index.rowformats import KEEPER_MARK
+from penstock.store.log.commitlog import dense_until
 from penstock.store.properties import decode_properties
 from penstock.store.record import (
     CRC_FROM,
@@ -34,7 +35,6 @@ from penstock.store.record import (
     properties_of,
     store_ms_of,
 )
-from penstock.store.rowformats import KEEPER_MARK
 from penstock.store.store import Store
 
 logger = structlog.get_logger("pop")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from struct import Struct
 
-from penstock.store.index import Batch, Index, KeySpace, after
+from penstock.store.index.index import Batch, Index, KeySpace, after
 
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")

@@ -17,10 +17,10 @@ from penstock.pop.core.deadletters import DeadLetters
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import NO_KEY, PARKED_MAX, FifoOrder, Parked, order_key
 from penstock.pop.core.suspicion import ALONE, lowest, together_max
-from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
-from penstock.store.lightqueue import entries_array
+from penstock.store.log.commitlog import dense_until
 from penstock.store.properties import message_group_of
+from penstock.store.queues.lightqueue import entries_array
 from penstock.store.record import KIND_AT, Kind, is_intact, properties_of
 from penstock.store.store import Store
 

@@ -19,7 +19,7 @@ from penstock.pop.core.scan import RESPONSE_BYTES, SCAN_ENTRIES, Scan
 from penstock.pop.core.state import PopState
 from penstock.pop.core.suspicion import ALONE, attempts_and_level, lowest, together_max
 from penstock.store.bodies import CHECKPOINT_ENTRY, backoff_code
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES
 from penstock.store.store import Store
 
 PASSED_MAX = 4096

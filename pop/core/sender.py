@@ -15,7 +15,6 @@ from penstock.pop.core.sentids import ID_BYTES_MAX, SentIds, digest_of
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
-from penstock.store.causer import NODE, Causer
 from penstock.store.durations import format_duration
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from penstock.store.properties import (
@@ -25,9 +24,10 @@ from penstock.store.properties import (
     encode_properties,
     tag_hash,
 )
+from penstock.store.queues.router import Route
 from penstock.store.record import Flag, decode, record_bytes
-from penstock.store.router import Route
-from penstock.store.space import Space
+from penstock.store.space.causer import NODE, Causer
+from penstock.store.space.space import Space
 from penstock.store.store import Store
 from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages

@@ -20,7 +20,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from penstock.pop.options import PopOptions
-from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import deduplication_id_of
 from penstock.store.record import Flag, Kind, Record

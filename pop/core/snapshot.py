@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.group import ConsumerGroup
 from penstock.store.errors import PositionUnknown
-from penstock.store.lightqueue import ENTRY
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.record import HEADER_BYTES, store_ms_of
 from penstock.store.store import Store
 

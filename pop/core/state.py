@@ -23,13 +23,13 @@ from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.options import PopOptions
 from penstock.store.clocksteps import step_of
-from penstock.store.commitlog import CommitLog
-from penstock.store.index import Batch, Index
-from penstock.store.ledger import Ledger
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+from penstock.store.index.index import Batch, Index
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.part import Apply
-from penstock.store.queues import Queues
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+from penstock.store.queues.queues import Queues
 from penstock.store.record import Kind, Record
+from penstock.store.space.ledger import Ledger
 
 logger = structlog.get_logger("pop")
 

@@ -21,8 +21,8 @@ records of deliveries (`LEVEL_MASK`), and beside the attempts in the retry queue
 
 from __future__ import annotations
 
+from penstock.store.index.rowformats import ATTEMPT_BITS
 from penstock.store.record import LEVEL_MASK
-from penstock.store.rowformats import ATTEMPT_BITS
 
 ALONE = 1
 """The level of a message that is handed out alone."""

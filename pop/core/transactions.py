@@ -6,7 +6,7 @@ outcome, up to 15 times, and then rolls the message back. Commits, roll backs an
 Applying TRANSACTION_COMMITTED puts the entries into the queues, so the message is delivered exactly once, whatever crashes.
 
 Rows of the index: key b"X", position u64 big-endian; value state u8, checks u16, next check ms i64, size u32, account u64
-(`store.ledger`), producer.
+(`store.space.ledger`), producer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import structlog
 
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
-from penstock.store.accounts import Resource
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.causer import NODE, Causer
 from penstock.store.errors import PositionUnknown, RecordCorrupt
-from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.index.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties, tag_hash
+from penstock.store.queues.latedispatches import Routing
 from penstock.store.recent import RecentIds
 from penstock.store.record import Flag, Kind, Record, decode
-from penstock.store.routing import Routing
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
 from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import Ticker

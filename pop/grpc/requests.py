@@ -7,7 +7,7 @@ from collections.abc import Sized
 
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.lightqueue import End, Start
+from penstock.store.queues.lightqueue import End, Start
 
 HANDLES_MAX = 16_384
 """Maximum number of handles in one request."""

@@ -22,7 +22,7 @@ import structlog
 from penstock.pop.access.caller import CALLER, address_of, causer_of_call, peer_of
 from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.grpc.heap import trim
-from penstock.store.causer import NODE, Causer, source_of
+from penstock.store.space.causer import NODE, Causer, source_of
 
 logger = structlog.get_logger("pop")
 

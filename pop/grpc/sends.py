@@ -13,10 +13,10 @@ from penstock.pop.grpc.status import OK, SendCutShort, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent, sent_plain
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.encoding import field_bytes
-from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
 from penstock.store.properties import Properties
 from penstock.store.record import HEADER_BYTES
+from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 from penstock.tracing.context import TRACEPARENT
 

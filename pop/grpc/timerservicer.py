@@ -14,9 +14,9 @@ from penstock.pop.core.sender import Refusal, Sender, SendRefused
 from penstock.pop.grpc.requests import bounded
 from penstock.pop.grpc.status import OK, RECALL_STATUS, with_status
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.causer import Causer
 from penstock.store.properties import decode_properties
 from penstock.store.record import decode
+from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages, Recalled
 from penstock.timer.keys import TimerKeys

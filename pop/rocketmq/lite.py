@@ -24,7 +24,7 @@ from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.store.errors import DiskFull
-from penstock.store.lightqueue import Start
+from penstock.store.queues.lightqueue import Start
 
 ENDED_PER_CHECK_MAX = 200
 """Maximum number of subscriptions of clients that are gone, and of groups without subscribers, that one check ends."""

@@ -19,7 +19,7 @@ from penstock.pop.rocketmq.names import filter_of, group_of, lite_filter_of
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb, service_pb
-from penstock.store.lightqueue import Start
+from penstock.store.queues.lightqueue import Start
 
 POLL_SLICE_MS = 500
 """A waiting poll checks this often whether the client's lite topics have changed."""

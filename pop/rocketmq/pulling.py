@@ -33,7 +33,7 @@ from penstock.pop.rocketmq.receiving import wait_ms_of
 from penstock.pop.rocketmq.settings import expression_of
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb, service_pb
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
 from penstock.store.record import KIND_AT, Kind, decode, store_ms_of
 from penstock.store.store import Store
 

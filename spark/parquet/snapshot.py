@@ -21,8 +21,7 @@ from penstock.spark.parquet.settings import waits_of
 from penstock.spark.records import CONTINUED, POPPED, WAITING, Array, return_ms
 from penstock.store.bodies import CHECKPOINT_ENTRY_DTYPE
 from penstock.store.errors import SnapshotInvalid
-from penstock.store.record import SURVIVED, Flag
-from penstock.store.rowformats import (
+from penstock.store.index.rowformats import (
     ATTEMPT_BITS,
     CHECKPOINT_ROW,
     KEEPER_MARK,
@@ -31,7 +30,8 @@ from penstock.store.rowformats import (
     KeySpace,
     order_row,
 )
-from penstock.store.snapshotreader import SnapshotReader
+from penstock.store.record import SURVIVED, Flag
+from penstock.store.snapshots.snapshotreader import SnapshotReader
 
 _CHECKPOINT, _GROUP, _NAME = bytes(KeySpace.CHECKPOINT), bytes(KeySpace.GROUP), bytes(KeySpace.NAME)
 _ENTRIES, _PINNED = bytes(KeySpace.ENTRIES), bytes(KeySpace.PINNED)

@@ -50,8 +50,8 @@ from penstock.spark.parquet.snapshot import open_state
 from penstock.spark.parquet.state import WriterState, extended, is_within, load_state, save_state
 from penstock.spark.records import POPPED, Array
 from penstock.spark.segments import LogSegment, LogSurvey
+from penstock.store.log.syncmark import SyncMark
 from penstock.store.record import HEADER_DTYPE
-from penstock.store.syncmark import SyncMark
 
 ARROW_TYPES = {
     ColumnType.BIGINT: pa.int64(),

@@ -19,7 +19,7 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.grpc.access import POP_RULES, _consume
 from penstock.pop.grpc.responsebytes import Kept
-from penstock.store.ledger import Ledger
+from penstock.store.space.ledger import Ledger
 from penstock.timer.listing import TimerListing
 from tests.chaos.mutations import acknowledge_without_append
 

@@ -28,14 +28,14 @@ from penstock.node.errors import ControlRefused
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.node.node import Node
 from penstock.pop.core.settings import DEFAULTS
-from penstock.store.accounts import all_accounts
-from penstock.store.causer import Causer
 from penstock.store.errors import DataDirIncomplete
 from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Usage
-from penstock.store.index import CHECKPOINT
+from penstock.store.index.index import CHECKPOINT
 from penstock.store.options import HOUR_MS, KIB
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
+from penstock.store.space.accounts import all_accounts
+from penstock.store.space.causer import Causer
 from tests.backup.failing import FailingFiles, Killed
 from tests.backup.wiring import (
     TOPIC,

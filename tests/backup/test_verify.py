@@ -26,9 +26,9 @@ from penstock.node.lock import DataDirLock
 from penstock.pop.options import PopOptions
 from penstock.store.errors import DataDirLocked
 from penstock.store.files import SYSTEM_FILES
-from penstock.store.index import DAMAGED, META_KEY, Batch, Covered, Index, KeySpace
-from penstock.store.lightqueue import ENTRY_BYTES
+from penstock.store.index.index import DAMAGED, META_KEY, Batch, Covered, Index, KeySpace
 from penstock.store.options import KIB
+from penstock.store.queues.lightqueue import ENTRY_BYTES
 from tests.backup.wiring import Readings, copy_of, make_backup
 from tests.clock import AheadClock, ManualClock
 from tests.depth import DEPTH

@@ -18,7 +18,7 @@ from penstock.node.adminoptions import AdminOptions
 from penstock.node.config import Config
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions
-from penstock.store.logreader import read_log
+from penstock.store.log.logreader import read_log
 from penstock.store.options import KIB, HostPort, StoreOptions
 from penstock.store.record import Kind
 from tests.store.wiring import publish

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from penstock.store.rocksdb import open_rocksdb
+from penstock.store.index.rocksdb import open_rocksdb
 from tests.chaos.campaign import hide_mounts
 from tests.chaos.disk import Disk
 

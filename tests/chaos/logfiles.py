@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from penstock.store import record
 from penstock.store.errors import RecordCorrupt
+from penstock.store.log.recordscan import walk
 from penstock.store.record import COPY_FIXED, Kind
-from penstock.store.recordscan import walk
 from tests.chaos.ledger import Key, key_of
 
 

@@ -14,10 +14,12 @@ import pytest
 
 from penstock.backup.source import Source, SourceFile
 from penstock.gateway.connection.incoming_acks import IncomingAcks
-from penstock.store import recordscan, repair, store
-from penstock.store.commitlog import CommitLog
-from penstock.store.groupcommit import GroupCommit
-from penstock.store.space import Space
+from penstock.store import store
+from penstock.store.log import recordscan
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.groupcommit import GroupCommit
+from penstock.store.recovery import repair
+from penstock.store.space.space import Space
 from penstock.store.store import Store
 from penstock.store.timekeeping import Timekeeping
 from tests.simulation import mutations as simulated

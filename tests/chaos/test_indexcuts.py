@@ -1,4 +1,4 @@
-"""The index on a disk whose power fails: RocksDB keeps what `store/rocksdb.py` says of it."""
+"""The index on a disk whose power fails: RocksDB keeps what `store/index/rocksdb.py` says of it."""
 
 from __future__ import annotations
 

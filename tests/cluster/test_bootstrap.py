@@ -15,8 +15,8 @@ from penstock.store.clock import SystemClock
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import SystemFiles
 from penstock.store.options import KIB, StoreOptions
-from penstock.store.snapshot import write_empty
-from penstock.store.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotwriter import write_empty
 from penstock.store.store import Store
 from tests.cluster.members import OPTIONS, ReplicaSet, replica_set
 from tests.waiting import until

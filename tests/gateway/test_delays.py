@@ -10,9 +10,9 @@ from penstock.gateway.protocol.fields import read_varint
 from penstock.gateway.protocol.packets import PUBACK, PUBREC
 from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.store.accounts import Resource
-from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LimitExceeded, TopicInvalid
+from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.space.accounts import Resource
 from penstock.timer.options import YEAR_MS
 from tests.clock import ManualClock
 from tests.gateway.brokers import StartBroker

@@ -15,9 +15,9 @@ from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
 from penstock.gateway.protocol.packets import PUBLISH
-from penstock.store.lightqueue import ENTRY
 from penstock.store.options import KIB, MIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.record import Flag
 from penstock.store.store import Store
 from tests.clock import ManualClock

@@ -10,7 +10,7 @@ from penstock.gateway.delivery.fanout import AT_ONCE_MAX
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBLISH, UNSUBACK
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.store.lightqueue import LightQueue
+from penstock.store.queues.lightqueue import LightQueue
 from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import unsubscribe
 from tests.gateway.wire import Broker, Client

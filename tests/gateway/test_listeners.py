@@ -18,8 +18,8 @@ from penstock.gateway.protocol.packets import CONNACK
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.transport.sources import Sources
-from penstock.store.causer import EXEMPT, source_of
 from penstock.store.options import HostPort
+from penstock.store.space.causer import EXEMPT, source_of
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect

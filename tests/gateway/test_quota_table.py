@@ -19,8 +19,8 @@ from penstock.gateway.protocol.packets import PUBACK
 from penstock.gateway.protocol.properties import write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.pop.errors import PopError
-from penstock.store.accounts import Resource
-from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
+from penstock.store.space.accounts import Resource
+from penstock.store.space.quotaoptions import QuotaLimitOptions, QuotaOptions
 from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import LASTS
 from tests.gateway.logins import PASSWORD, USER, plugins

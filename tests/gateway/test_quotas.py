@@ -11,9 +11,9 @@ from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK
 from penstock.gateway.protocol.properties import Property, PropertyValues, write_properties
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
-from penstock.store.accounts import Resource
-from penstock.store.causer import LOCAL, Causer
-from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import LOCAL, Causer
+from penstock.store.space.quotaoptions import QuotaLimitOptions, QuotaOptions
 from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import LASTS, both_versions, each_end, end_node, leave, resume
 from tests.gateway.logins import PASSWORD, USER, plugins

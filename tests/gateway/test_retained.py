@@ -16,16 +16,16 @@ from penstock.gateway.delivery import topic_lists
 from penstock.gateway.delivery.retained_messages import EXPIRED_PER_CALL, RetainedMessages
 from penstock.gateway.delivery.topic_lists import LEVELS_INDEXED
 from penstock.store import topics
-from penstock.store.accounts import Resource
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.causer import NODE, Causer
-from penstock.store.commitlog import DIRECTORY
-from penstock.store.index import KeySpace
-from penstock.store.lightqueue import ENTRY
+from penstock.store.index.index import KeySpace
+from penstock.store.log.commitlog import DIRECTORY
 from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.record import HEADER_BYTES, Flag, Kind, decode
-from penstock.store.repair import repair, survey
+from penstock.store.recovery.repair import repair, survey
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.depth import DEPTH

@@ -29,11 +29,11 @@ from penstock.gateway.sessions import journal
 from penstock.gateway.sessions.acked import decode_acked
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.node.node import Node
-from penstock.store.index import Index
+from penstock.store.index.index import Index
+from penstock.store.log.recordscan import walk
 from penstock.store.options import KIB, MIB
 from penstock.store.record import HEADER, Kind, decode
-from penstock.store.recordscan import walk
-from penstock.store.repair import repair, survey
+from penstock.store.recovery.repair import repair, survey
 from tests.depth import DEPTH
 from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import (

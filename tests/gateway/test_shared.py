@@ -25,9 +25,9 @@ from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
-from penstock.store.accounts import Resource
 from penstock.store.errors import TopicInvalid
 from penstock.store.record import CONSUMED, EXPIRED, LAST_MEMBER_LEFT, Kind
+from penstock.store.space.accounts import Resource
 from tests.clock import AheadClock
 from tests.depth import DEPTH
 from tests.gateway.brokers import StartBroker

@@ -9,7 +9,7 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBREC
-from penstock.store.queues import ROOT
+from penstock.store.queues.queues import ROOT
 from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import LASTS, each_end, end_node, leave
 from tests.gateway.logins import PASSWORD, USER

@@ -39,9 +39,9 @@ from penstock.node.node import Node
 from penstock.node.tablesoptions import TablesOptions
 from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, MIB, HostPort, StoreOptions
-from penstock.store.queues import ROOT
-from penstock.store.quotaoptions import QuotaOptions
+from penstock.store.queues.queues import ROOT
 from penstock.store.record import Kind
+from penstock.store.space.quotaoptions import QuotaOptions
 from penstock.tracing.options import TracingOptions
 from tests.clock import AheadClock, ManualClock
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe

@@ -22,7 +22,7 @@ from penstock.node.removedoptions import REPLACEMENTS, describe_removed
 from penstock.node.variables import read_variables, variable_of
 from penstock.store.durations import format_duration, parse_duration
 from penstock.store.options import HostPort, OptionInvalid, StoreOptions, check_options, operator_name, options_of
-from penstock.store.quotaoptions import QuotaLimitOptions
+from penstock.store.space.quotaoptions import QuotaLimitOptions
 
 LISTS = {"mqtt.listeners": ListenerOptions, "quotas.limits": QuotaLimitOptions}
 """The dataclasses of tables in lists."""

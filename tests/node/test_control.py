@@ -22,10 +22,10 @@ from penstock.node.controlclient import Request
 from penstock.node.errors import ControlRefused, NodeNotRunning
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions
-from penstock.store.index import CHECKPOINT, Index
+from penstock.store.index.index import CHECKPOINT, Index
 from penstock.store.options import KIB, HostPort, StoreOptions
-from penstock.store.retention import Blocker
-from penstock.store.space import Level
+from penstock.store.retention.retention import Blocker
+from penstock.store.space.space import Level
 from tests.store.wiring import open_store, publish
 from tests.waiting import until
 

@@ -14,8 +14,8 @@ from penstock.cli.repair_log import repair_log
 from penstock.node.datafiles import check_files, refuse_foreign
 from penstock.node.errors import ConfigError
 from penstock.pop.core.handle import SECRET_BYTES, load_secret
-from penstock.store.snapshot import SnapshotWriter
-from penstock.store.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotwriter import SnapshotWriter
 from penstock.store.store import Store
 from tests.store.wiring import close, open_store, publish
 

@@ -17,7 +17,7 @@ from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.pop.core import transactions
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store.index import KeySpace
+from penstock.store.index.index import KeySpace
 from penstock.store.options import KIB, SECOND_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import HEADER_BYTES, Flag, Kind

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.cli.inspect_index import inspect_quotas
 from penstock.cli.main import main
-from penstock.store.causer import Causer
 from penstock.store.options import StoreOptions
-from penstock.store.quotaoptions import QuotaOptions
+from penstock.store.space.causer import Causer
+from penstock.store.space.quotaoptions import QuotaOptions
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.wiring import SEGMENT_BYTES, close

@@ -24,14 +24,14 @@ from penstock.node.parts import NodeParts
 from penstock.pop.core.settings import DEFAULTS
 from penstock.pop.errors import Overloaded
 from penstock.store import topics
-from penstock.store.accounts import RANKED_FROM, Resource
 from penstock.store.bodies import SCHEDULE_PUT_HEAD
-from penstock.store.causer import NODE, AccountKind, Causer, Step
 from penstock.store.errors import LimitExceeded, QuotaExceeded
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
-from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
 from penstock.store.record import Flag, Kind, record_bytes
+from penstock.store.space.accounts import RANKED_FROM, Resource
+from penstock.store.space.causer import NODE, AccountKind, Causer, Step
+from penstock.store.space.quotaoptions import QuotaLimitOptions, QuotaOptions
 from penstock.timer.options import TimerOptions
 from penstock.timer.schedule import ScheduleDefinition
 from tests.clock import ManualClock

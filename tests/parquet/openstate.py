@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.store.lightqueue import ENTRY
+from penstock.store.queues.lightqueue import ENTRY
 from tests.pop.wiring import Parts
 
 

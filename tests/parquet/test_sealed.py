@@ -28,8 +28,8 @@ from penstock.spark.parquet.files import locked, reading
 from penstock.spark.parquet.reach import NOTHING, STATE_FILE, written_until
 from penstock.spark.parquet.writer import backfill
 from penstock.store.options import DAY_MS, HOUR_MS, KIB, MINUTE_MS
-from penstock.store.retention import Blocker
-from penstock.store.space import Level
+from penstock.store.retention.retention import Blocker
+from penstock.store.space.space import Level
 from penstock.store.store import Store
 from penstock.store.timekeeping import Timekeeping
 from tests.backup.wiring import make_backup_beside, restore

@@ -25,11 +25,11 @@ from penstock.spark.reconciliation.command import status_of_summary
 from penstock.spark.reconciliation.engines import DuckEngine
 from penstock.spark.reconciliation.reconcile import ReconcileOptions, reconcile
 from penstock.spark.reconciliation.summary import Summary
+from penstock.store.index.rowformats import FORMAT
 from penstock.store.properties import Properties
 from penstock.store.record import HEADER_BYTES, Kind, encode
-from penstock.store.rowformats import FORMAT
-from penstock.store.snapshot import write_empty
-from penstock.store.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotwriter import write_empty
 from tests.parquet.openstate import open_in_node, queued_in_node
 from tests.parquet.sealing import TRIMMED, make_durable, rows_of, seal, trim, write_tables
 from tests.pop.wiring import Parts

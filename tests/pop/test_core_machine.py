@@ -15,8 +15,8 @@ from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.pop.options import PopOptions
-from penstock.store.lightqueue import ROW_ENTRIES
 from penstock.store.options import KIB, StoreOptions
+from penstock.store.queues.lightqueue import ROW_ENTRIES
 from penstock.timer.options import TimerOptions
 from tests.clock import ManualClock
 from tests.depth import DEPTH

@@ -15,7 +15,7 @@ from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import BATCHES_MAX
 from penstock.pop.grpc.consumestream import ConsumeStream
-from penstock.store.index import KeySpace
+from penstock.store.index.index import KeySpace
 from penstock.store.properties import Properties
 from penstock.store.record import CONSUMED, EXPIRED, Kind
 from tests.pop.looptime import LoopTime

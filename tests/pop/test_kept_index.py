@@ -11,14 +11,14 @@ import pytest
 
 from penstock.cli.repair_log import repair_log
 from penstock.pop.options import PopOptions
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt
 from penstock.store.files import SystemFiles
-from penstock.store.index import DAMAGED, DIRECTORY, DISCARDED, Index
-from penstock.store.indexplan import Fate
+from penstock.store.index.index import DAMAGED, DIRECTORY, DISCARDED, Index
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.record import Kind, Record
-from penstock.store.repair import repair, survey
+from penstock.store.recovery.indexplan import Fate
+from penstock.store.recovery.repair import repair, survey
 from tests.pop.wiring import FILTER, GROUP, Parts
 from tests.store.wiring import retain, work_on
 

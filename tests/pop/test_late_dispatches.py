@@ -11,10 +11,10 @@ import pytest
 
 from penstock.backup.comparison import compare, settle
 from penstock.pop.options import PopOptions
-from penstock.store.index import KeySpace
-from penstock.store.lightqueue import ENTRY_DTYPE
+from penstock.store.index.index import KeySpace
 from penstock.store.options import HOUR_MS, KIB, MINUTE_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties
+from penstock.store.queues.lightqueue import ENTRY_DTYPE
 from penstock.store.record import Flag
 from penstock.timer.schedule import ScheduleDefinition
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts

@@ -18,11 +18,11 @@ from penstock import (
     TooManyTimers,
     TooManyTransactions,
 )
-from penstock.store.accounts import Resource
-from penstock.store.causer import LOCAL, Causer
 from penstock.store.errors import LimitExceeded
 from penstock.store.options import MIB, StoreOptions
-from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import LOCAL, Causer
+from penstock.store.space.quotaoptions import QuotaLimitOptions, QuotaOptions
 from tests.pop.wiring import Node, Parts
 
 USERS = ("flooder", "honest")

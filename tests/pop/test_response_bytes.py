@@ -18,8 +18,8 @@ from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream
 from penstock.pop.grpc.peersockets import shut_down
 from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.pop.options import PopOptions
-from penstock.store.causer import Causer
 from penstock.store.options import MIB
+from penstock.store.space.causer import Causer
 from tests.pop.unreading import Unreading
 from tests.pop.wiring import FILTER, TOPIC, Node, Parts
 from tests.waiting import WAIT_S_MAX, until

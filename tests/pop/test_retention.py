@@ -11,12 +11,12 @@ import pytest
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
-from penstock.store.index import KeySpace
-from penstock.store.lightqueue import LightQueue
+from penstock.store.index.index import KeySpace
 from penstock.store.options import HOUR_MS, KIB, MINUTE_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties
+from penstock.store.queues.lightqueue import LightQueue
 from penstock.store.record import Flag
-from penstock.store.repair import repair, survey
+from penstock.store.recovery.repair import repair, survey
 from penstock.timer.buckets import RECALLED
 from penstock.timer.delayed import Recalled
 from penstock.timer.schedule import ScheduleDefinition

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from penstock.pop.core.sender import Refusal, Sender, SendRefused, StoredMessage, cancel_replaced
-from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import DiskFull
+from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.syncmark import FILE as SYNCED
 from penstock.store.properties import Properties
-from penstock.store.syncmark import FILE as SYNCED
 from penstock.timer.options import TimerOptions
 from tests.clock import ManualClock
 from tests.pop.wiring import TOPIC, Parts

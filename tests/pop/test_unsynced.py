@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.core.unsynced import COUNTED_FROM, Unsynced
 from penstock.pop.options import PopOptions
-from penstock.store.causer import Causer
 from penstock.store.options import MIB
+from penstock.store.space.causer import Causer
 from tests.pop.unreading import Unreading
 from tests.pop.wiring import FILTER, Node, Parts
 from tests.waiting import WAIT_S_MAX, until

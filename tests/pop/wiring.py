@@ -34,13 +34,13 @@ from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.clock import SteerableClock
 from penstock.store.files import SYSTEM_FILES, Files
-from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
 from penstock.store.part import Part
 from penstock.store.properties import Properties, encode_properties, tag_hash
-from penstock.store.quotaoptions import QuotaOptions
+from penstock.store.queues.lightqueue import Start
 from penstock.store.record import decode
-from penstock.store.recovery import Recovery
+from penstock.store.recovery.recovery import Recovery
+from penstock.store.space.quotaoptions import QuotaOptions
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys

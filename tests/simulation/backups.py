@@ -23,9 +23,9 @@ from penstock.backup.restore import restore_backup
 from penstock.node.config import Config
 from penstock.node.errors import ControlRefused
 from penstock.node.holding import Grant
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull
-from penstock.store.index import DIRECTORY
+from penstock.store.index.index import DIRECTORY
+from penstock.store.log.commitlog import CommitLog
 from tests.simulation.disk import ProcessDead, SimulatedFiles
 from tests.simulation.oracle import Oracle
 from tests.simulation.process import Machine, Process

@@ -27,22 +27,22 @@ from penstock.pop.core.order import FifoOrder
 from penstock.pop.grpc.status import RECALL_STATUS
 from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store import repair as repairing
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull
 from penstock.store.files import Files
-from penstock.store.groupcommit import GroupCommit
-from penstock.store.index import Batch, Covered
-from penstock.store.lightqueue import entries_array
-from penstock.store.queues import Queues
+from penstock.store.index.index import Batch, Covered
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.groupcommit import GroupCommit
+from penstock.store.log.segment import Segment
+from penstock.store.queues.lightqueue import entries_array
+from penstock.store.queues.queues import Queues
 from penstock.store.record import Record
-from penstock.store.recovery import REPLAY_BYTES, Replay
-from penstock.store.retention import Retention
-from penstock.store.segment import Segment
-from penstock.store.snapshot import SnapshotWriter
+from penstock.store.recovery import repair as repairing
+from penstock.store.recovery.recovery import REPLAY_BYTES, Replay
+from penstock.store.retention.retention import Retention
+from penstock.store.retention.trimming import Trimming
+from penstock.store.snapshots.snapshotwriter import SnapshotWriter
 from penstock.store.store import Store
 from penstock.store.timekeeping import Timekeeping
-from penstock.store.trimming import Trimming
 from penstock.timer.buckets import TimerBuckets
 from penstock.timer.keys import TimerKeys
 from penstock.timer.schedules import Schedule, Schedules

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import RecordCorrupt
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.record import Flag, Kind, Record, decode
 from penstock.store.store import Store
 from penstock.store.topics import matches

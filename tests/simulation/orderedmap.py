@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from penstock.store.files import Files, read_file, replace_file
-from penstock.store.rocksdb import Cursor, Database, DatabaseFigures, IndexChanges
+from penstock.store.index.rocksdb import Cursor, Database, DatabaseFigures, IndexChanges
 from tests.simulation.disk import SimulatedFiles
 
 NAME = "CURRENT"
@@ -135,7 +135,7 @@ class Stored:
 
 
 class OrderedMap:
-    """An open database: a `penstock.store.rocksdb.Database`.
+    """An open database: a `penstock.store.index.rocksdb.Database`.
 
     Parameters:
         databases: have it.

@@ -11,7 +11,7 @@ import grpc
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.grpc.status import Context
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.lightqueue import Start
+from penstock.store.queues.lightqueue import Start
 from tests.simulation.oracle import Consumer, Oracle
 from tests.simulation.process import Process
 from tests.simulation.sent import Fate, Sent, Violation

@@ -28,16 +28,16 @@ from penstock.pop.errors import PopError
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
-from penstock.store.ballast import release_ballast
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, IndexDamaged, RecordTooLarge, StoreError
 from penstock.store.files import FULL, make_directory
-from penstock.store.index import Batch, Index
+from penstock.store.index.index import Batch, Index
+from penstock.store.index.rocksdb import Database
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.syncing import Ended
 from penstock.store.part import Apply
 from penstock.store.record import Kind, Record
-from penstock.store.recovery import Recovery
-from penstock.store.rocksdb import Database
-from penstock.store.syncing import Ended
+from penstock.store.recovery.recovery import Recovery
+from penstock.store.space.ballast import release_ballast
 from penstock.timer.listing import TimerListing
 from tests.simulation.disk import Disk, ProcessDead, SimulatedFiles
 from tests.simulation.orderedmap import Databases
@@ -74,7 +74,7 @@ def _may_end_a_call(error: BaseException) -> bool:
 
 
 class SimulatedSync:
-    """Syncs a log at once or later, as the seed decides: a `penstock.store.syncing.Sync`.
+    """Syncs a log at once or later, as the seed decides: a `penstock.store.log.syncing.Sync`.
 
     What was written while a sync ran may be covered by it or not.
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.node.datafiles import check_files, mend_file
-from penstock.store.commitlog import DIRECTORY
-from penstock.store.indexplan import IndexPlan
-from penstock.store.placing import MARKER, misplaced
-from penstock.store.repair import Damage, put_in_places, repair, survey
-from penstock.store.rocksdb import Database
+from penstock.store.index.rocksdb import Database
+from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.placing import MARKER, misplaced
+from penstock.store.recovery.indexplan import IndexPlan
+from penstock.store.recovery.repair import Damage, put_in_places, repair, survey
 from tests.simulation.disk import ProcessDead, SimulatedFiles
 from tests.simulation.process import DATA_DIR, Machine
 from tests.simulation.sent import Violation

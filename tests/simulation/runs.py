@@ -22,7 +22,7 @@ import pytest
 import structlog
 
 from penstock.pop.core import scan
-from penstock.store import commitlog
+from penstock.store.log import commitlog
 from tests.simulation.disk import ProcessDead
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.sent import Violation

@@ -15,12 +15,12 @@ from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREL
 from penstock.node.config import Config
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.block import read_block
-from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import DiskFull, RecordUnreadable
+from penstock.store.log.block import read_block
+from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.segment import segment_name
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import Kind
-from penstock.store.segment import segment_name
 from tests.gateway.packet_cases import connect, field, packet, subscribe
 from tests.simulation.backups import Backups
 from tests.simulation.disk import Directory, Disk, Inode

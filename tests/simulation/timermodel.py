@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.store.bodies import SCHEDULE_MOVED_HEAD, SCHEDULE_PUT_HEAD, TIMER_ENTRY
 from penstock.store.properties import decode_properties
+from penstock.store.queues.latedispatches import Routing
 from penstock.store.record import Flag, Kind, Record
-from penstock.store.routing import Routing
 from penstock.timer.schedule import Missed, ScheduleState
 from tests.simulation.sent import Sent, Violation
 

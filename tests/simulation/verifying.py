@@ -12,8 +12,8 @@ from random import Random
 from penstock.backup.comparison import compare, settle
 from penstock.node.config import Config
 from penstock.node.parts import NodeParts
-from penstock.store.index import DIRECTORY, Index
-from penstock.store.rocksdb import Database
+from penstock.store.index.index import DIRECTORY, Index
+from penstock.store.index.rocksdb import Database
 from penstock.store.store import Store
 from tests.simulation.disk import SimulatedFiles
 from tests.simulation.process import Machine

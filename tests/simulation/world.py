@@ -14,14 +14,17 @@ from penstock.node.config import Config
 from penstock.pop.core.handle import SECRET
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store import commitlog, index, snapshotreader, syncmark, timekeeping
+from penstock.store import timekeeping
 from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
 from penstock.store.files import STEP_BYTES, replace_file
-from penstock.store.indexplan import Fate as IndexFate
+from penstock.store.index import index
+from penstock.store.log import commitlog, syncmark
+from penstock.store.log.segment import segment_base
 from penstock.store.options import DAY_MS, KIB, StoreOptions
 from penstock.store.record import Kind
-from penstock.store.repair import Damage
-from penstock.store.segment import segment_base
+from penstock.store.recovery.indexplan import Fate as IndexFate
+from penstock.store.recovery.repair import Damage
+from penstock.store.snapshots import snapshotreader
 from penstock.timer.options import TimerOptions
 from tests.simulation.backups import Backups
 from tests.simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, Inode, ProcessDead, SimulatedFiles

@@ -18,9 +18,10 @@ from penstock.spark.parquet.schema import MESSAGES, RECORDS
 from penstock.spark.records import CONTINUED, GIVEN_BACK, NACKED, POPPED, SETTLING, WAITING, Records, handed_out, settled
 from penstock.spark.segments import RecordBlock
 from penstock.spark.source.rows import arrow_schema, batch, message_columns, record_columns
-from penstock.store import record, recordscan
+from penstock.store import record
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.errors import RecordCorrupt
+from penstock.store.log import recordscan
 from penstock.store.record import FIXED_BYTES, POP_FIXED, Flag, Kind, Record
 from tests.depth import DEPTH
 

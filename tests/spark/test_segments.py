@@ -13,8 +13,9 @@ pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 
 from penstock.spark import segments
 from penstock.spark.errors import LogMissing, LogUnreadable
-from penstock.store import record, recordscan
+from penstock.store import record
 from penstock.store.errors import LogCorrupt, RecordCorrupt
+from penstock.store.log import recordscan
 from penstock.store.record import Kind
 from tests.spark.log_writer import LogWriter
 

@@ -85,7 +85,7 @@ def test_the_zip_for_executors_holds_what_a_worker_imports(tmp_path: Path) -> No
         "penstock/spark/source/stream.py",
         "penstock/store/record.py",
         "penstock/store/bodies.py",
-        "penstock/store/recordscan.py",
+        "penstock/store/log/recordscan.py",
         "penstock/store/errors.py",
         "pyspark_penstock.py",
     } <= set(names)

@@ -30,8 +30,9 @@ from penstock.spark.source import reader
 from penstock.spark.source.filters import RecordFilter
 from penstock.spark.source.options import BatchOptions, Place, StreamOptions, chosen_columns, place
 from penstock.spark.source.reader import LogPartition, LogReader
-from penstock.store import record, recordscan
+from penstock.store import record
 from penstock.store.errors import RecordCorrupt
+from penstock.store.log import recordscan
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import COPY_FIXED, Flag, Kind
 from tests.parquet.sealing import rows_of

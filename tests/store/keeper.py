@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.store.index import Batch, Index
+from penstock.store.index.index import Batch, Index
 from penstock.store.part import Apply
 from penstock.store.record import Kind
 

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.store.repair import repair, survey
+from penstock.store.recovery.repair import repair, survey
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike

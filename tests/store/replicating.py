@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.store.commitlog import CommitLog
+from penstock.store.log.commitlog import CommitLog
 
 
 class Stretch(NamedTuple):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.ballast import BASE_BYTES, Ballast, Ballasts, release_ballast
 from penstock.store.files import File, Mode, SystemFile, SystemFiles, Usage
 from penstock.store.options import GIB, MIB
-from penstock.store.space import Space
+from penstock.store.space.ballast import BASE_BYTES, Ballast, Ballasts, release_ballast
+from penstock.store.space.space import Space
 from tests.store.wiring import close, open_store
 
 LARGE = Usage(50 * GIB, 100 * GIB)

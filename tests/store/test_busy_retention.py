@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.store import retention
 from penstock.store.options import KIB, StoreOptions
-from penstock.store.queues import Queues
-from penstock.store.retention import Blocker
-from penstock.store.snapshotting import Snapshotting
+from penstock.store.queues.queues import Queues
+from penstock.store.retention import retention
+from penstock.store.retention.retention import Blocker
+from penstock.store.retention.trimming import Trimming
+from penstock.store.snapshots.snapshots import Snapshots
 from penstock.store.store import Store
-from penstock.store.trimming import Trimming
 from tests.simulation.process import SimulatedSync
 from tests.simulation.virtualtime import LaterExecutor, Time, VirtualLoop
 from tests.store.keeper import Keeper
@@ -139,7 +139,7 @@ def keep_backfilling(_: BusyStore, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 
 def take_no_snapshots(_: BusyStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    monkeypatch.setattr(Snapshotting, "begin", lambda *_: None)
+    monkeypatch.setattr(Snapshots, "begin", lambda *_: None)
     return monkeypatch.undo
 
 

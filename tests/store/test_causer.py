@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.store.causer import EXEMPT, LOCAL, NAME_BYTES_MAX, NODE, AccountKind, Causer, source_of
+from penstock.store.space.causer import EXEMPT, LOCAL, NAME_BYTES_MAX, NODE, AccountKind, Causer, source_of
 
 ANN = Causer.of("ann", "192.0.2.1", "pump")
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store import commitlog, record, segmentchain
-from penstock.store.commitlog import CommitLog
+from penstock.store import descriptors, record
 from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
 from penstock.store.files import SYSTEM_FILES, File, Files, Mode, SystemFile, SystemFiles
+from penstock.store.log import commitlog
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.segment import Segment, segment_base, segment_name
+from penstock.store.log.tail import Tail
 from penstock.store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
-from penstock.store.segment import Segment, segment_base, segment_name
-from penstock.store.tail import Tail
 from tests.depth import DEPTH
 from tests.store.replicating import stretches
 
@@ -256,7 +257,7 @@ def test_the_error_names_a_file_that_is_not_a_segment(tmp_path: Path) -> None:
 
 
 def test_the_number_of_open_segments_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segmentchain, "OPEN_FILES_MAX", 3)
+    monkeypatch.setattr(descriptors, "LOG_FILES_MAX", 3)
     log, _ = opened(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     positions = append(log, 30 * PER_SEGMENT)
@@ -268,7 +269,7 @@ def test_the_number_of_open_segments_is_bounded(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_scan_continues_while_reads_close_its_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segmentchain, "OPEN_FILES_MAX", 2)
+    monkeypatch.setattr(descriptors, "LOG_FILES_MAX", 2)
     log, _ = opened(tmp_path)
     positions = append(log, 10 * PER_SEGMENT)
     for found in log.scan(0):

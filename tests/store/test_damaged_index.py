@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from penstock.store import rocksdb as rocksdb_module
 from penstock.store.errors import IndexDamaged
-from penstock.store.index import DAMAGED, Index
-from penstock.store.lightqueue import LightQueue
+from penstock.store.index import rocksdb as rocksdb_module
+from penstock.store.index.index import DAMAGED, Index
+from penstock.store.queues.lightqueue import LightQueue
 from penstock.store.store import Store
 from tests.gateway.wire import Broker
 from tests.store.wiring import Contents, close, contents, fill, open_store, publish
@@ -235,7 +235,7 @@ def test_errors_other_than_damage_do_not_delete_the_index(
         raise Exception(f"IO error: {error}: While open a file for appending: /x/index/000012.sst")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.store.rocksdb.Rdict", refuse)
+        patch.setattr("penstock.store.index.rocksdb.Rdict", refuse)
         with pytest.raises(OSError, match=f"can't be opened: .*{error}"):
             open_store(data_dir)
     assert Index.damage_of(data_dir) == ""

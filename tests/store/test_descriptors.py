@@ -14,9 +14,9 @@ import pytest
 from penstock.store.descriptors import INDEX_FILES_MAX, index_files_max, store_share
 from penstock.store.errors import DiskFull
 from penstock.store.files import SPARES, File, Mode, SystemFiles
-from penstock.store.space import Level
+from penstock.store.log.syncmark import SyncMark
+from penstock.store.space.space import Level
 from penstock.store.store import Store
-from penstock.store.syncmark import SyncMark
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store import commitlog
 from penstock.store.errors import DiskFull
+from penstock.store.log import commitlog
 from penstock.store.options import KIB
-from penstock.store.space import Level
+from penstock.store.space.space import Level
 from tests.bounds import variable_of
 from tests.depth import DEPTH
 from tests.store.faults import CALLS, Faults

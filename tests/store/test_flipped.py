@@ -21,18 +21,18 @@ from penstock.pop.core.outcome import VisibilityChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
-from penstock.store.backfill import Backfill, LogStretches
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import LogCorrupt
-from penstock.store.lightqueue import ENTRY, LightQueue
+from penstock.store.log.commitlog import DIRECTORY, CommitLog
+from penstock.store.log.syncmark import FILE
+from penstock.store.log.tail import Tail
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
+from penstock.store.queues.backfill import Backfill, LogStretches
+from penstock.store.queues.lightqueue import ENTRY, LightQueue
 from penstock.store.record import Flag, Kind, Record
-from penstock.store.repair import survey
+from penstock.store.recovery.repair import survey
 from penstock.store.store import Store
-from penstock.store.syncmark import FILE
-from penstock.store.tail import Tail
 from penstock.timer.delayed import DelayedMessages, Recalled
 from penstock.timer.options import TimerOptions
 from tests.clock import ManualClock
@@ -333,7 +333,7 @@ def test_a_running_node_delivers_everything_except_damaged_records(
 ) -> None:
     """A kept index lists records that no start reads again, so each reader must detect the damage itself."""
     monkeypatch.setattr("penstock.store.store.logger.error", lambda *_, **__: None)
-    monkeypatch.setattr("penstock.store.block.logger.error", lambda *_, **__: None)
+    monkeypatch.setattr("penstock.store.log.block.logger.error", lambda *_, **__: None)
     data_dir, segment_bytes, records = log_of
     kept = copy_of(data_dir, "kept", keep_mark=True, keep_index=True)
     whole = Whole(kept, segment_bytes, ManualClock(START_MS + 1_000_000))

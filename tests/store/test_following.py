@@ -13,7 +13,7 @@ import pytest
 
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.store.errors import IndexAhead, PositionUnknown
-from penstock.store.index import OWN_KEYS, KeySpace
+from penstock.store.index.index import OWN_KEYS, KeySpace
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.properties import Properties
 from penstock.store.record import Kind

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store import index as store_index
 from penstock.store.files import File, Mode, SystemFile, SystemFiles, Usage
-from penstock.store.index import ROOM, Index
+from penstock.store.index import index as store_index
+from penstock.store.index.index import ROOM, Index
 from penstock.store.options import GIB, MIB
-from penstock.store.space import Level, Space
+from penstock.store.space.space import Level, Space
 from tests.smalldisk import SmallDisk, small_tmpfs
 from tests.store.wiring import open_store, publish
 

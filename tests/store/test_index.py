@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from penstock.store import rocksdb
-from penstock.store.index import Index
+from penstock.store.index import rocksdb
+from penstock.store.index.index import Index
+from penstock.store.index.rocksdb import BLOCK_CACHE_BYTES_MIN, CACHE_BYTES_PER_BYTE, RocksDB
 from penstock.store.options import MIB
-from penstock.store.rocksdb import BLOCK_CACHE_BYTES_MIN, CACHE_BYTES_PER_BYTE, RocksDB
 
 CACHE_TABLE_BYTES = 8 * MIB
 """What the table of a block cache takes at most, which RocksDB allocates for the largest size of the cache."""

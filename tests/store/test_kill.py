@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.store.clock import SystemClock
-from penstock.store.lightqueue import ENTRY, LightQueue
 from penstock.store.options import KIB
+from penstock.store.queues.lightqueue import ENTRY, LightQueue
 from penstock.store.record import decode
 from penstock.store.store import Store
 from tests.store.wiring import close, crash, durable_queue, fill, numbered_bodies

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import orjson
 
-from penstock.store.accounts import RANKED_FROM, Resource
-from penstock.store.causer import AccountKind, Causer
 from penstock.store.options import StoreOptions
-from penstock.store.quotaoptions import QuotaOptions
 from penstock.store.record import QUEUE_FIXED, Kind
+from penstock.store.space.accounts import RANKED_FROM, Resource
+from penstock.store.space.causer import AccountKind, Causer
+from penstock.store.space.quotaoptions import QuotaOptions
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.wiring import SEGMENT_BYTES, close

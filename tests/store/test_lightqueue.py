@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.index import Index
-from penstock.store.lightqueue import (
+from penstock.store.index.index import Index
+from penstock.store.properties import Properties, encode_properties, tag_hash
+from penstock.store.queues.lightqueue import (
     ENTRY,
     ENTRY_BYTES,
     ROW_ENTRIES,
@@ -21,7 +22,6 @@ from penstock.store.lightqueue import (
     pinned_key,
     queue_prefix,
 )
-from penstock.store.properties import Properties, encode_properties, tag_hash
 from penstock.store.record import Flag, Kind
 from penstock.store.store import Store
 from tests.clock import ManualClock

@@ -11,19 +11,19 @@ import pytest
 
 from penstock.cli.inspect_log import inspect_log
 from penstock.cli.repair_log import repair_log
-from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import LogCorrupt
 from penstock.store.files import SystemFiles
-from penstock.store.logreader import missing_beginning
+from penstock.store.log.commitlog import DIRECTORY, CommitLog
+from penstock.store.log.logreader import missing_beginning
+from penstock.store.log.placing import MARKER, place
+from penstock.store.log.segment import segment_name
+from penstock.store.log.syncmark import FILE, Ending, SyncMark
 from penstock.store.options import KIB, StoreOptions
-from penstock.store.placing import MARKER, place
 from penstock.store.record import Kind
-from penstock.store.repair import repair, survey
-from penstock.store.segment import segment_name
-from penstock.store.snapshot import give_own_names, misnamed, remove_other_snapshots, write_empty
-from penstock.store.snapshotreader import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshotreader import snapshot_path
-from penstock.store.syncmark import FILE, Ending, SyncMark
+from penstock.store.recovery.repair import repair, survey
+from penstock.store.snapshots.snapshotreader import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshots.snapshotreader import snapshot_path
+from penstock.store.snapshots.snapshotwriter import give_own_names, misnamed, remove_other_snapshots, write_empty
 from tests.clock import ManualClock
 from tests.pop.wiring import Parts
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store import backfill as backfill_module
-from penstock.store import catalogue as catalogue_module
-from penstock.store.block import Block, read_block
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.catalogue import load_count_from
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from penstock.store.index import KeySpace
-from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
+from penstock.store.index.index import KeySpace
+from penstock.store.log.block import Block, read_block
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.properties import tag_hash
+from penstock.store.queues import backfill as backfill_module
+from penstock.store.queues import catalogue as catalogue_module
+from penstock.store.queues.catalogue import load_count_from
+from penstock.store.queues.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
 from penstock.store.record import RECORD_BYTES_MAX, Flag, Kind
 from penstock.store.store import Store
 from penstock.store.topics import matches

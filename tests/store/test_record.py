@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store import bodies, lightqueue, record, recordscan
+from penstock.store import bodies, record
 from penstock.store.errors import RecordCorrupt
+from penstock.store.log import recordscan
+from penstock.store.log.recordscan import Read, find_valid, headers, valid_until, walk
 from penstock.store.properties import Properties, decode_properties, encode_properties, tag_hash
+from penstock.store.queues import lightqueue
 from penstock.store.record import FIXED_BYTES, HEADER_BYTES, RECORD_BYTES_MAX, Kind, checksum, decode, encode, is_intact
-from penstock.store.recordscan import Read, find_valid, headers, valid_until, walk
 
 NOW_MS = 1_700_000_000_000
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown
 from penstock.store.files import SystemFiles, Usage
-from penstock.store.index import DAMAGED, DISCARDED
+from penstock.store.index.index import DAMAGED, DISCARDED
+from penstock.store.log.commitlog import DIRECTORY, CommitLog
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import COPY_FIXED, HEADER_BYTES, Kind, Record, encode
-from penstock.store.repair import QUARANTINE, ROOM_BYTES, _filler_sizes, repair, survey
+from penstock.store.recovery.repair import QUARANTINE, ROOM_BYTES, _filler_sizes, repair, survey
 from tests.pop.wiring import Parts
 from tests.store.repair_child import KILLED
 

@@ -11,15 +11,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.cli.inspect_log import describe_record
-from penstock.store import backfill, snapshotting, trimming
 from penstock.store.errors import LogCorrupt, PositionUnknown, SnapshotInvalid
-from penstock.store.lightqueue import ROW_ENTRIES
-from penstock.store.logreader import read_log
+from penstock.store.log.logreader import read_log
 from penstock.store.options import HOUR_MS, KIB
+from penstock.store.queues import backfill
+from penstock.store.queues.lightqueue import ROW_ENTRIES
 from penstock.store.record import Kind, Record, decode
-from penstock.store.retention import Blocker
-from penstock.store.snapshot import snapshots
-from penstock.store.snapshotreader import SnapshotReader, snapshot_path
+from penstock.store.retention import trimming
+from penstock.store.retention.retention import Blocker
+from penstock.store.snapshots import snapshots as snapshots_module
+from penstock.store.snapshots.snapshotreader import SnapshotReader, snapshot_path
+from penstock.store.snapshots.snapshotwriter import snapshots
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.keeper import Keeper
@@ -204,7 +206,7 @@ def test_a_queue_in_use_that_has_lost_all_entries_continues_at_its_offset(clock:
 def test_many_short_queues_lose_dropped_entries_and_each_continues_at_its_offset(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshotting, "SNAPSHOT_SPACING", 0)
+    monkeypatch.setattr(snapshots_module, "SNAPSHOT_SPACING", 0)
     store = reopened(tmp_path / "data", clock)
     names = [f"quiet/{number}" for number in range(100)]
     for name in names:

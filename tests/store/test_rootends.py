@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock.store.accounts import Resource
-from penstock.store.causer import Causer
 from penstock.store.errors import LimitExceeded
 from penstock.store.options import HOUR_MS, KIB
-from penstock.store.queues import ROOT
+from penstock.store.queues.queues import ROOT
 from penstock.store.record import Flag
+from penstock.store.space.accounts import Resource
+from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.keeper import Keeper

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.lightqueue import ENTRY
+from penstock.store.queues.latedispatches import Routing
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.record import Kind, Record
-from penstock.store.routing import Routing
 
 TOPICS = ["plant/1", "plant/2", "office/1", ""]
 FILTERS = {"plant/1": ("plant/#", "plant/1"), "plant/2": ("plant/#",), "office/1": ("office/#", "+/1")}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.store import commitlog
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.errors import DiskFull
 from penstock.store.files import Usage
+from penstock.store.log import commitlog
 from penstock.store.options import GIB, KIB, MIB
 from penstock.store.record import QUEUE_FIXED, Kind
-from penstock.store.space import ADDS, FREES, Level, Space
+from penstock.store.space.space import ADDS, FREES, Level, Space
 from penstock.store.store import Store
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 

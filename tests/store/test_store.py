@@ -15,20 +15,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.store import backfill as backfill_module
-from penstock.store import housekeeping, logepochs, recovery
-from penstock.store.commitlog import ALLOCATE_BYTES
+from penstock.store import housekeeping
 from penstock.store.epochs import EpochTable
 from penstock.store.errors import LogCorrupt, RecordTooLarge
 from penstock.store.files import Usage
-from penstock.store.index import Batch, Covered, Index, KeySpace
-from penstock.store.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
+from penstock.store.index.index import Batch, Covered, Index, KeySpace
+from penstock.store.log import logepochs
+from penstock.store.log.commitlog import ALLOCATE_BYTES
+from penstock.store.log.segment import Segment
+from penstock.store.log.syncmark import Ending, SyncMark
 from penstock.store.options import GIB, KIB, MIB
 from penstock.store.part import Apply
+from penstock.store.queues import backfill as backfill_module
+from penstock.store.queues.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
 from penstock.store.record import EPOCH_FIXED, Flag, Kind, Record, encode
-from penstock.store.segment import Segment
+from penstock.store.recovery import recovery
 from penstock.store.store import Store
-from penstock.store.syncmark import Ending, SyncMark
 from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.losing import LosingFiles

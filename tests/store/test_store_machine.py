@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.store import backfill as backfill_module
-from penstock.store import lightqueue as lightqueue_module
-from penstock.store import recovery as recovery_module
-from penstock.store.catalogue import Catalogue
-from penstock.store.index import KeySpace
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, Start
+from penstock.store.index.index import KeySpace
+from penstock.store.queues import backfill as backfill_module
+from penstock.store.queues import lightqueue as lightqueue_module
+from penstock.store.queues.catalogue import Catalogue
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, Start
+from penstock.store.recovery import recovery as recovery_module
 from penstock.store.store import Store
 from penstock.store.topics import matches
 from tests.clock import ManualClock

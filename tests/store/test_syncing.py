@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.groupcommit import ASKED_MAX
-from penstock.store.lightqueue import ENTRY
+from penstock.store.log.groupcommit import ASKED_MAX
+from penstock.store.log.syncing import SyncProcess
 from penstock.store.options import KIB
+from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.store import Store
-from penstock.store.syncing import SyncProcess
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 from tests.waiting import WAIT_S_MAX, until
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt
 from penstock.store.files import SYSTEM_FILES, SystemFiles
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.quarantine import QUARANTINE
+from penstock.store.log.syncmark import FILE, Ending, Mark, SyncMark
 from penstock.store.options import KIB
-from penstock.store.quarantine import QUARANTINE
 from penstock.store.record import Kind, encode
-from penstock.store.repair import repair, survey
-from penstock.store.syncmark import FILE, Ending, Mark, SyncMark
+from penstock.store.recovery.repair import repair, survey
 from tests.depth import DEPTH
 
 PAGE = 4 * KIB

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.index import KeySpace
-from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, LightQueue
+from penstock.store.index.index import KeySpace
 from penstock.store.options import HOUR_MS, KIB
+from penstock.store.queues.lightqueue import ENTRY_BYTES, ROW_ENTRIES, LightQueue
 from penstock.store.record import HEADER_BYTES
 from penstock.store.store import Store
 from tests.clock import ManualClock

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, RecordUnreadable
 from penstock.store.files import STEP_BYTES
-from penstock.store.index import Index
-from penstock.store.logreader import read_log
+from penstock.store.index.index import Index
+from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.logreader import read_log
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import Kind
-from penstock.store.repair import QUARANTINE, repair, survey
+from penstock.store.recovery.repair import QUARANTINE, repair, survey
 from tests.pop.wiring import Parts
 from tests.store.unreadable import UnreadableFiles
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import DiskFull, LogCorrupt
 from penstock.store.files import SYSTEM_FILES, File, Files, Mode, SystemFile, SystemFiles
-from penstock.store.logreader import read_log
+from penstock.store.log.commitlog import DIRECTORY, CommitLog
+from penstock.store.log.logreader import read_log
+from penstock.store.log.rewriting import FRESH_SUFFIX
+from penstock.store.log.syncmark import FILE, Ending, Mark, SyncMark
 from penstock.store.options import KIB
 from penstock.store.record import Kind, encode
-from penstock.store.repair import survey
-from penstock.store.rewriting import FRESH_SUFFIX
-from penstock.store.syncmark import FILE, Ending, Mark, SyncMark
+from penstock.store.recovery.repair import survey
 from tests.depth import DEPTH
 from tests.store.losing import LosingFiles
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from penstock.store.clock import SteerableClock
 from penstock.store.files import SYSTEM_FILES, Files
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, Start
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.part import Part
 from penstock.store.properties import Properties, encode_properties, tag_hash
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, Start
 from penstock.store.record import decode
 from penstock.store.store import Store
 from tests.clock import ManualClock

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.store.index import CHECKPOINT
-from penstock.store.logreader import read_log
+from penstock.store.index.index import CHECKPOINT
+from penstock.store.log.logreader import read_log
 from penstock.store.record import COPY_FIXED, Kind, decode
 from tests.chaos.launching import Forks
 from tests.chaos.ledger import Key, key_of

@@ -14,10 +14,10 @@ import pytest
 from penstock.node.controladdress import SOCKET
 from penstock.spark.errors import JavaMissing
 from penstock.spark.java import java_version
-from penstock.store.logreader import read_log
+from penstock.store.log.logreader import read_log
+from penstock.store.log.syncmark import SyncMark
 from penstock.store.options import KIB
 from penstock.store.record import Kind
-from penstock.store.syncmark import SyncMark
 from tests.system.processes import NodeProcess, run_penstock
 from tests.waiting import until
 

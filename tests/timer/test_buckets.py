@@ -17,7 +17,7 @@ from penstock.store.errors import IndexDamaged
 from penstock.store.options import MINUTE_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import STEP_FIXED, Flag, Kind
-from penstock.store.retention import Retention
+from penstock.store.retention.retention import Retention
 from penstock.timer import buckets, delayed, listing, window
 from penstock.timer.delayed import Recalled
 from penstock.timer.entries import PENDING_DTYPE, Entries

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded
 from penstock.store.histogram import LATENCY_BOUNDS_MS
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.properties import Properties, encode_properties
+from penstock.store.queues.latedispatches import Routing
 from penstock.store.record import Flag, Kind
-from penstock.store.routing import Routing
 from penstock.store.store import Store
 from penstock.timer import buckets
 from penstock.timer.delayed import Recalled

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from penstock.store.causer import NODE, Causer
 from penstock.store.errors import TopicInvalid
 from penstock.store.options import MINUTE_MS
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import STEP_FIXED, Flag, Kind
+from penstock.store.space.causer import NODE, Causer
 from penstock.store.topics import matches
 from penstock.timer import buckets, listing
 from penstock.timer.delayed import Recalled

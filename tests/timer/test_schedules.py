@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LimitExceeded, TopicInvalid
+from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.syncmark import FILE as SYNCED
 from penstock.store.options import KIB, SECOND_MS, StoreOptions
 from penstock.store.properties import decode_properties
 from penstock.store.record import Flag, Kind, Record
-from penstock.store.syncmark import FILE as SYNCED
 from penstock.timer.errors import RecurrenceInvalid
 from penstock.timer.options import TimerOptions
 from penstock.timer.schedule import GRACE_MS, SCHEDULE_BYTES_MAX, Missed, ScheduleDefinition

@@ -8,14 +8,14 @@ from struct import Struct
 import pytest
 
 from penstock.node import parts as node_parts
-from penstock.store import snapshot
-from penstock.store.index import META_KEY, OWN_KEYS, Index, after
+from penstock.store.index.index import META_KEY, OWN_KEYS, Index, after
+from penstock.store.index.rowformats import FORMAT
 from penstock.store.options import HOUR_MS, MINUTE_MS
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
-from penstock.store.rowformats import FORMAT
-from penstock.store.snapshot import SnapshotWriter, restore
-from penstock.store.snapshotreader import SnapshotReader
+from penstock.store.snapshots import snapshotwriter
+from penstock.store.snapshots.snapshotreader import SnapshotReader
+from penstock.store.snapshots.snapshotwriter import SnapshotWriter, restore
 from penstock.timer import buckets
 from penstock.timer.buckets import CHUNK, COUNTS, RECALLED_COUNTS
 from penstock.timer.upgrade import upgrade_from_17
@@ -85,7 +85,7 @@ def test_a_snapshot_of_the_format_before_is_restored(home: Path, monkeypatch: py
     index = Index(home)
     expected = rows_of(index)
     made_earlier(index)
-    monkeypatch.setattr(snapshot, "FORMAT", EARLIER)
+    monkeypatch.setattr(snapshotwriter, "FORMAT", EARLIER)
     writing = SnapshotWriter(home, index, 0, 1)
     for _ in writing.slices():
         pass

@@ -8,8 +8,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.node.metrics.families import labelled_counter, labelled_gauge
-from penstock.store.accounts import Resource
-from penstock.store.ledger import Ledger
+from penstock.store.space.accounts import Resource
+from penstock.store.space.ledger import Ledger
 
 
 class QuotaCollector(Collector):

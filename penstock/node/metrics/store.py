@@ -8,8 +8,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.node.metrics.families import add_latencies, counter, durations, gauge, labelled_counter, labelled_gauge
-from penstock.store.retention import Blocker
-from penstock.store.space import Level
+from penstock.store.retention.retention import Blocker
+from penstock.store.space.space import Level
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.schedules import Schedules

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.pop.core.handle import SECRET
-from penstock.store import syncmark, timekeeping
-from penstock.store.syncmark import SyncMark
+from penstock.store import timekeeping
+from penstock.store.log import syncmark
+from penstock.store.log.syncmark import SyncMark
 from tests.chaos.faults.fault import Fault
 from tests.chaos.logfiles import Found, Harm, harm_of, records, segments
 from tests.chaos.scene import Broken, Scene

@@ -12,10 +12,10 @@ import pytest
 from penstock import Client, SyncClient
 from penstock.pop.errors import AlreadyFired, AlreadyRecalled, InvalidHandle, RequestInvalid, UnknownMessage
 from penstock.pop.grpc import timerservicer
-from penstock.store.causer import Causer
-from penstock.store.commitlog import DIRECTORY
+from penstock.store.log.commitlog import DIRECTORY
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
+from penstock.store.space.causer import Causer
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 HOUR_MS = 3_600_000

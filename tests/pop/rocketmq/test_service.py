@@ -26,7 +26,7 @@ from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
 from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, OptionInvalid, StoreOptions
-from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
+from penstock.store.space.quotaoptions import QuotaLimitOptions, QuotaOptions
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind
 from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node

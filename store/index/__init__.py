@@ -1,0 +1,1 @@
+"""The index: state derived from the log, in RocksDB."""

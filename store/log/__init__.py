@@ -1,0 +1,1 @@
+"""The log on disk: segments, their records, and when they are durable."""

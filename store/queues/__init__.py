@@ -1,0 +1,1 @@
+"""Light queues over the log, and the routes from topics to them."""

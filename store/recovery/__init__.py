@@ -1,0 +1,1 @@
+"""A start after a crash, and the repair of a damaged log."""

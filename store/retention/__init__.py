@@ -1,0 +1,1 @@
+"""Dropping old segments, and what must outlive them."""

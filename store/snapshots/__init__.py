@@ -1,0 +1,1 @@
+"""Snapshots of the index beside the log."""
