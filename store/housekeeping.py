@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
-from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull, IndexDamaged
 from penstock.store.files import PASSING
-from penstock.store.index.index import Index
-from penstock.store.log.commitlog import CommitLog
 from penstock.store.log.groupcommit import GroupCommit
-from penstock.store.options import StoreOptions
-from penstock.store.retention.retention import Retention
 from penstock.store.sliced import SlicedJob
-from penstock.store.space.ballast import Ballasts
-from penstock.store.space.space import Level, Space
-from penstock.store.timekeeping import Timekeeping
+from penstock.store.space.space import Level
+
+if TYPE_CHECKING:
+    from penstock.store.store import Store
 
 logger = structlog.get_logger("store")
 
@@ -32,62 +28,36 @@ class Housekeeping:
     """The recurring work of a store on its event loop.
 
     Parameters:
+        store: has the log, the index and the disk. One that follows a leader neither drops records nor steps the clock.
         loop: runs the turns.
-        clock: measures the slices of retention.
-        options: when the index is flushed.
-        log, index, space, group, retention, timekeeping: of the store.
+        group: syncs the log.
         flushed_at: position up to which the index is on disk.
-        is_running: tells whether the store is open and nothing has failed. Only then does retention work.
-        is_leading: tells whether the store appends records by itself. One that follows a leader drops and steps nothing.
-        fail: called with an error that must end the node.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        options: StoreOptions,
-        *,
-        log: CommitLog,
-        index: Index,
-        space: Space,
-        ballasts: Ballasts,
-        group: GroupCommit,
-        retention: Retention,
-        timekeeping: Timekeeping,
-        flushed_at: int,
-        is_running: Callable[[], bool],
-        is_leading: Callable[[], bool],
-        fail: Callable[[OSError | IndexDamaged], None],
-    ) -> None:
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, group: GroupCommit, flushed_at: int) -> None:
+        self._store = store
         self._loop = loop
-        self._options = options
-        self._log = log
-        self._index = index
-        self._space = space
-        self._ballasts = ballasts
+        self._log = store.log
+        self._index = store.index
+        self._space = store.space
         self._group = group
-        self._retention = retention
-        self._timekeeping = timekeeping
+        self._retention = retention = store.retention
         self._flushed_at = flushed_at
-        self._is_running = is_running
-        self._is_leading = is_leading
-        self._fail = fail
-        self._next_flush_s = loop.time() + options.index_flush_ms / 1000
+        self._next_flush_s = loop.time() + store.options.index_flush_ms / 1000
         self._flushing: asyncio.Future[None] | None = None
         self._marking: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._scheduled: asyncio.TimerHandle | None = None
-        self._retention_job = SlicedJob(loop, clock, self._retain, is_urgent=lambda: retention.is_behind)
+        self._retention_job = SlicedJob(loop, store.clock, self._retain, is_urgent=lambda: retention.is_behind)
         retention.on_work = self._retention_job.wake
 
     def turn(self) -> None:
         """Do what is due, and schedule the next turn."""
         is_first = self._scheduled is None
         self._scheduled = self._loop.call_later(INTERVAL_S, self.turn)
-        if self._is_running() and self._is_leading():
-            self._timekeeping.check()
-        self.measure_disk()
+        if self._store.is_running and not self._store.replaying:
+            self._store.timekeeping.check()
+        self._store.measure_disk()
         self._mark()
         self._sync()
         self._retention_job.run()
@@ -115,10 +85,6 @@ class Housekeeping:
                     if error.errno not in PASSING:
                         raise
 
-    def measure_disk(self) -> None:
-        """Measure how much of the disk is free, which may change `Space.level`."""
-        measure_disk(self._space, self._log, self._fail)
-
     def _mark(self) -> None:
         if self._group.durable > self._log.marked and (self._marking is None or self._marking.done()):
             self._marking = self._loop.run_in_executor(None, self._log.mark, self._group.durable)
@@ -131,7 +97,7 @@ class Housekeeping:
 
     def index_has_grown(self) -> None:
         """Begin a flush of the index if RocksDB would soon begin one by itself, which may be sooner than the next turn."""
-        if self._is_running() and self._index.is_flush_due():
+        if self._store.is_running and self._index.is_flush_due():
             self._flush()
 
     def _flush(self) -> None:
@@ -145,11 +111,11 @@ class Housekeeping:
         unflushed = durable - self._flushed_at
         is_due = (
             self._loop.time() >= self._next_flush_s
-            or unflushed >= self._options.index_flush_bytes
+            or unflushed >= self._store.options.index_flush_bytes
             or self._space.index_was_refused
         )
         if (unflushed > 0 and is_due) or self._index.is_flush_due():
-            self._next_flush_s = self._loop.time() + self._options.index_flush_ms / 1000
+            self._next_flush_s = self._loop.time() + self._store.options.index_flush_ms / 1000
             self._index.is_wary = True
             self._flushing = self._loop.run_in_executor(None, self._index.flush)
             self._flushing.add_done_callback(partial(self._flushed, durable))
@@ -158,8 +124,8 @@ class Housekeeping:
         """Restore the ballast on another thread, if it is missing or too small and there is room."""
         if self._space.index_was_refused or (self._filling is not None and not self._filling.done()):
             return  # RocksDB needs what is free
-        if self._ballasts.are_due(self._log.end - self._log.start, self._space):
-            self._filling = self._loop.run_in_executor(None, self._ballasts.fill)
+        if self._store.ballasts.are_due(self._log.end - self._log.start, self._space):
+            self._filling = self._loop.run_in_executor(None, self._store.ballasts.fill)
             self._filling.add_done_callback(self._ended)
 
     def _flushed(self, position: int, work: asyncio.Future[None]) -> None:
@@ -176,13 +142,13 @@ class Housekeeping:
     def _ended(self, work: asyncio.Future[None]) -> None:
         error = None if work.cancelled() else work.exception()
         if isinstance(error, OSError | IndexDamaged):
-            self._fail(error)
+            self._store.fail(error)
 
     # --- retention --------------------------------------------------------------------------------------------------
 
     def _retain(self, until_s: float) -> bool:
         """Do a slice of retention. What is due begins whatever else is under way, because a busy log always has a snapshot."""
-        if not self._is_running():
+        if not self._store.is_running:
             return False
         self._begin_retention()
         try:
@@ -191,27 +157,17 @@ class Housekeeping:
             if isinstance(error, OSError) and error.errno in PASSING:
                 logger.error("retention.postponed", error=str(error))  # it begins again in a later turn
             else:
-                self._fail(error)
+                self._store.fail(error)
             return False
 
     def _begin_retention(self) -> bool:
         """Begin what is due, and return whether there was something."""
         try:
             with suppress(DiskFull):  # no room for a new segment: the space knows, and the open segment stays open
-                return self._retention.begin_due() if self._is_leading() else self._retention.begin_following()
+                return self._retention.begin_due() if not self._store.replaying else self._retention.begin_following()
         except (OSError, IndexDamaged) as error:
-            self._fail(error)
+            self._store.fail(error)
         return False
-
-
-def measure_disk(space: Space, log: CommitLog, fail: Callable[[OSError], None]) -> None:
-    """Measure how much of the disk is free, which may change `space.level`. Call `fail` where the system can't tell."""
-    try:
-        if space.was_refused and log.has_room():
-            space.granted()
-        space.measure()
-    except OSError as error:
-        fail(error)
 
 
 def nothing() -> None:

@@ -14,6 +14,7 @@ import asyncio
 import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from penstock.store.clocksteps import ClockSteps
 from penstock.store.errors import DiskFull, IndexAhead, IndexDamaged, PositionUnknown
 from penstock.store.files import PASSING, SYSTEM_FILES, Files
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
-from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
+from penstock.store.housekeeping import Housekeeping, nothing
 from penstock.store.index.index import Covered, Index, Upgrade, keep_rows
 from penstock.store.index.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.log.commitlog import CommitLog
@@ -73,6 +74,23 @@ FOLLOW_BYTES = 256 * 1024
 _MESSAGE = int(Kind.MESSAGE)
 
 
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a store uses of the machine: the real files, disk and threads by default. A simulation passes its own."""
+
+    files: Files = SYSTEM_FILES
+    """Has the data directory."""
+    open_database: OpenDatabase = open_rocksdb
+    """Opens the database of the index."""
+    make_sync: MakeSync | None = None
+    """Creates the object that syncs the log; the one that `StoreOptions.sync_in` names if it is None."""
+    executor: Executor | None = None
+    """Makes snapshots durable, outside of the loop; a thread if it is None."""
+
+
+THIS_PLATFORM = Platform()
+
+
 class Store:
     """The store of one data directory.
 
@@ -82,10 +100,7 @@ class Store:
         clock: gives records the time at which they are stored. The store steers it.
         clock_options: see `ClockOptions`.
         quotas: see `QuotaOptions`.
-        files: has the data directory.
-        open_database: opens the database of the index.
-        make_sync: creates the object that syncs the log; the one that `options.sync_in` names if it is None.
-        executor: makes snapshots durable, outside of the loop; a thread if it is None.
+        platform: has the data directory.
         upgrade: brings an index of the format before to the present one.
 
     Raises:
@@ -148,16 +163,14 @@ class Store:
         *,
         clock_options: ClockOptions | None = None,
         quotas: QuotaOptions | None = None,
-        files: Files = SYSTEM_FILES,
-        open_database: OpenDatabase = open_rocksdb,
-        make_sync: MakeSync | None = None,
-        executor: Executor | None = None,
+        platform: Platform = THIS_PLATFORM,
         upgrade: Upgrade = keep_rows,
     ) -> None:
         self.data_dir = data_dir
         self.options = options
         self.clock = clock
-        self._make_sync = make_sync or SYNCS[options.sync_in]
+        files = platform.files
+        self._make_sync = platform.make_sync or SYNCS[options.sync_in]
         self.timekeeping = Timekeeping(
             clock, data_dir, clock_options or ClockOptions(), lambda: self.log.end, self._record_step, files=files
         )
@@ -165,7 +178,7 @@ class Store:
         self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent, files=files)
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space, files=files)
         Index.remove_checkpoint(data_dir, files)  # of a killed backup
-        self._agreement = agree(data_dir, self.log, files, open_database, upgrade)
+        self._agreement = agree(data_dir, self.log, files, platform.open_database, upgrade)
         self._damaged_at: int | None = None
         """Position of the first record of kind DAMAGED that recovery has replayed."""
         self.index = self._agreement.index
@@ -183,21 +196,7 @@ class Store:
         self.queues = Queues(self.log, self.copies, self.index, options, self.append, self.now_ms, self.ledger)
         self.router = self.queues.router
         self.parts: list[Part] = []
-        self.retention = Retention(
-            self,
-            data_dir,
-            options,
-            clock,
-            self.timekeeping,
-            log=self.log,
-            index=self.index,
-            queues=self.queues,
-            copies=self.copies,
-            late=self.late,
-            parts=self.parts,
-            files=files,
-            executor=executor,
-        )
+        self.retention = Retention(self, files, platform.executor)
         self.log.on_roll = self._rolled
         self.queues.first_position = lambda: max(self.log.start, self.retention.expires_before)
         self._applies: dict[int, list[Apply]] = {
@@ -345,7 +344,7 @@ class Store:
     def _index_damaged(self, damage: IndexDamaged) -> None:
         """End the node if a loop runs, because later reads of the index may lack rows."""
         if self._on_failure is not None:
-            self._fail(damage)
+            self.fail(damage)
 
     # --- following --------------------------------------------------------------------------------------------------
 
@@ -366,7 +365,7 @@ class Store:
         try:
             self.log.put(position, data)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             raise
         self._group.wait(nothing)
         self._group.advance()
@@ -687,7 +686,7 @@ class Store:
             self._unannounced = []
         except (OSError, IndexDamaged) as error:
             self._commit_scheduled = False
-            self._fail(error)
+            self.fail(error)
             return
         if self._group is not None:
             self._group.advance()
@@ -703,11 +702,12 @@ class Store:
         try:
             self._unannounced += self._save(self.log.end)
         except (OSError, IndexDamaged) as error:
-            self._fail(error)
+            self.fail(error)
             raise
         self.retention.segment_begun(self.log.end, self._last_ms)
 
-    def _fail(self, error: OSError | IndexDamaged) -> None:
+    def fail(self, error: OSError | IndexDamaged) -> None:
+        """End the node because of an error of log or index. The first error counts."""
         if self._failure is not None:
             return
         if isinstance(error, IndexDamaged):
@@ -778,37 +778,29 @@ class Store:
         self._loop = loop
         self._on_failure = on_failure
         self.retention.is_replicated = on_durable is not None
-        self._group = GroupCommit(self.log, loop, self._fail, self._make_sync, self.clock.monotonic_s, on_durable)
+        self._group = GroupCommit(self.log, loop, self.fail, self._make_sync, self.clock.monotonic_s, on_durable)
         self._backfill_job = SlicedJob(loop, self.clock, self._backfill, pause_s=0)
         self.queues.on_backfill = self._backfill_job.wake
         self._backfill_job.wake()
         if self._commit_scheduled:
             self._is_called = True
             loop.call_soon(self._end_turn)
-        self._housekeeping = Housekeeping(
-            loop,
-            self.clock,
-            self.options,
-            log=self.log,
-            index=self.index,
-            space=self.space,
-            ballasts=self.ballasts,
-            group=self._group,
-            retention=self.retention,
-            timekeeping=self.timekeeping,
-            flushed_at=self._covered_until(),
-            is_running=self._is_running,
-            is_leading=lambda: self._replay is None,
-            fail=self._fail,
-        )
+        self._housekeeping = Housekeeping(self, loop, self._group, self._covered_until())
         self.index.on_growth = self._housekeeping.index_has_grown
         self._housekeeping.turn()
 
     def measure_disk(self) -> None:
         """Measure how much of the disk is free, which may change `space.level`. Housekeeping does it once a second."""
-        measure_disk(self.space, self.log, self._fail)
+        try:
+            if self.space.was_refused and self.log.has_room():
+                self.space.granted()
+            self.space.measure()
+        except OSError as error:
+            self.fail(error)
 
-    def _is_running(self) -> bool:
+    @property
+    def is_running(self) -> bool:
+        """Whether the store is open and nothing has failed."""
         return not self._closed and self._failure is None
 
     def _backfill(self, until_s: float) -> bool:
@@ -816,13 +808,13 @@ class Store:
 
         What came in between is committed first, so that backfills end.
         """
-        if self._replay is not None and self._is_running():
+        if self._replay is not None and self.is_running:
             is_left = self.queues.backfill(lambda: self.clock.monotonic_s() >= until_s, self._replay.position)
             self._save(self._replay.position)
             return is_left
         while self.log.end > self.log.written and self._failure is None:
             self.commit()  # a watcher may append, and a backfilled queue goes live only when all of the log is written
-        if not self._is_running():
+        if not self.is_running:
             return False
         if not self._commit_scheduled:
             self._begin_turn()
@@ -881,7 +873,7 @@ class Store:
         try:
             await self._close()
         except (OSError, IndexDamaged) as error:
-            self._fail(error)
+            self.fail(error)
             raise
 
     async def _close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.sessions.stored_sessions import StoredSessions
@@ -16,10 +15,7 @@ from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.transactions import Transactions
 from penstock.store.clock import SteerableClock
-from penstock.store.files import SYSTEM_FILES, Files
-from penstock.store.index.rocksdb import OpenDatabase, open_rocksdb
-from penstock.store.log.syncing import MakeSync
-from penstock.store.store import Store
+from penstock.store.store import THIS_PLATFORM, Platform, Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys
 from penstock.timer.schedules import Schedules
@@ -34,8 +30,7 @@ class NodeParts:
         config: all options.
         clock: source of time.
         traces: makes spans; None without tracing.
-        files: has the data directory.
-        open_database, make_sync, executor: see `Store`.
+        platform: see `Store`.
 
     Raises:
         Whatever `Store` raises.
@@ -47,10 +42,7 @@ class NodeParts:
         clock: SteerableClock,
         *,
         traces: Traces | None = None,
-        files: Files = SYSTEM_FILES,
-        open_database: OpenDatabase = open_rocksdb,
-        make_sync: MakeSync | None = None,
-        executor: Executor | None = None,
+        platform: Platform = THIS_PLATFORM,
     ) -> None:
         self.store = Store(
             config.data_dir,
@@ -58,17 +50,14 @@ class NodeParts:
             clock,
             clock_options=config.clock,
             quotas=config.quotas,
-            files=files,
-            open_database=open_database,
-            make_sync=make_sync,
-            executor=executor,
+            platform=platform,
             upgrade=upgrade_from_17,
         )
         self.delayed = DelayedMessages(self.store, config.timer)
         self.timer_keys = TimerKeys(self.store, config.timer)
         self.schedules = Schedules(self.store, config.timer)
         self.retained = RetainedMessages(self.store.now_of, self.store.ledger)
-        self.handles = Handles(load_secret(config.data_dir, files=files, is_log_empty=not self.store.log.end))
+        self.handles = Handles(load_secret(config.data_dir, files=platform.files, is_log_empty=not self.store.log.end))
         self.pop_traces = PopTraces(traces, self.store.when_durable) if traces is not None else None
         self.pop = PopCore(self.store, self.handles, config.pop, config.timer, self.pop_traces)
         self.transactions = Transactions(self.store, config.pop, config.timer)

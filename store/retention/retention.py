@@ -14,30 +14,25 @@ delays the next deletion, however fast segments fill. `Blocker` lists what can d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from enum import Enum, StrEnum, auto
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
 
-from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull, PositionUnknown
 from penstock.store.files import SYSTEM_FILES, Files
-from penstock.store.index.index import Index
-from penstock.store.log.commitlog import CommitLog
-from penstock.store.options import MIB, StoreOptions
-from penstock.store.part import Part
-from penstock.store.queues.latedispatches import Late, LateDispatches
-from penstock.store.queues.queues import Queues
+from penstock.store.options import MIB
+from penstock.store.queues.latedispatches import Late
 from penstock.store.record import COPY_FIXED, KIND_AT, Kind, is_intact
-from penstock.store.retention.copies import Copies
 from penstock.store.retention.trimming import Trimming, end_unused_roots
 from penstock.store.sliced import FULL_RETRY_S, Steps
 from penstock.store.snapshots.snapshots import Snapshots
-from penstock.store.timekeeping import Timekeeping
+
+if TYPE_CHECKING:
+    from penstock.store.store import Store
 
 logger = structlog.get_logger("store")
 
@@ -104,85 +99,23 @@ _WHY = {
 }
 
 
-class RecordStore(Protocol):
-    """What retention needs of the store."""
-
-    def now_ms(self) -> int:
-        """Return the time that a record appended now would carry."""
-        ...
-
-    def now_for(self, set_ms: int) -> int:
-        """Return the present time for something that was stored at `set_ms`: see `Store.now_for`."""
-        ...
-
-    def append(self, kind: Kind, fixed: bytes = b"", topic: bytes = b"", body: bytes = b"") -> int:
-        """Append a record, and return its position. Raises DiskFull."""
-        ...
-
-    def commit(self) -> None:
-        """Write what was appended."""
-        ...
-
-    def read(self, position: int, size: int) -> bytes:
-        """Return the bytes of a record. Raises PositionUnknown."""
-        ...
-
-    @property
-    def committed_position(self) -> int:
-        """Everything before this position is committed: nothing can lose it."""
-        ...
-
-    @property
-    def applied(self) -> int:
-        """Everything before this position is in the index."""
-        ...
-
-    def is_committed(self, position: int) -> bool:
-        """Return whether everything before `position` is committed, and see to it that it will be."""
-        ...
-
-
 class Retention:
     """The retention of a store.
 
     Parameters:
-        store: appends and reads records.
-        data_dir: of the node.
-        options: how long, and how much, the log keeps.
-        clock: measures slices and pauses.
-        timekeeping: tells whether the store's time is confirmed. While it is not, nothing expires by age.
-        log, index, queues, copies, late: of the store.
-        parts: name the records that they need. The list may grow until the store has recovered.
+        store: has the log, its index, and the parts that name the records that they need. While the store's time is not
+            confirmed, nothing expires by age.
         files: has the data directory.
         executor: makes snapshots durable, outside of the loop; a thread if it is None.
     """
 
-    def __init__(
-        self,
-        store: RecordStore,
-        data_dir: Path,
-        options: StoreOptions,
-        clock: Clock,
-        timekeeping: Timekeeping,
-        *,
-        log: CommitLog,
-        index: Index,
-        queues: Queues,
-        copies: Copies,
-        late: LateDispatches,
-        parts: Sequence[Part],
-        files: Files = SYSTEM_FILES,
-        executor: Executor | None = None,
-    ) -> None:
+    def __init__(self, store: Store, files: Files = SYSTEM_FILES, executor: Executor | None = None) -> None:
         self._store = store
-        self._options = options
-        self._clock = clock
-        self._timekeeping = timekeeping
-        self._log = log
-        self._queues = queues
-        self._copies = copies
-        self._late = late
-        self._parts = parts
+        self._options = store.options
+        self._clock = store.clock
+        self._log = log = store.log
+        self._queues = store.queues
+        self._copies = store.copies
         self._jobs: dict[JobKind, Steps] = {}
         """The work under way. The job that comes first gets the next step."""
         self._is_waiting = False
@@ -192,8 +125,8 @@ class Retention:
         self._awaits_backfill = False
         self._awaits_tables = False
         """Whether two segments or more must go that the tables need. One is in their work every now and then."""
-        self._snapshotting = Snapshots(data_dir, log, index, files=files, executor=executor)
-        self._trimming = Trimming(index, queues, copies, lambda: log.start)
+        self._snapshots = Snapshots(store.data_dir, log, store.index, files=files, executor=executor)
+        self._trimming = Trimming(store.index, store.queues, store.copies, lambda: log.start)
         self._expiring_before: int | None = None
         """Position before which the expiry among the jobs drops everything; None if there is none."""
         self._leader_start = 0
@@ -214,7 +147,7 @@ class Retention:
         """Called when there is work for `step` that must not wait for the next turn of housekeeping."""
         self.blocked_by: Blocker | None = None
         """What keeps segments that must go."""
-        self._told_s: dict[Blocker, float] = {}
+        self._quiet_until_s: dict[Blocker, float] = {}
         """From when on the log may name each of them again."""
         self.is_replicated = False
         """Whether snapshots are taken also where nothing expires: a replica whose log is cut rebuilds its index from one."""
@@ -258,7 +191,7 @@ class Retention:
         options, log = self._options, self._log
         if not options.retention_bytes:
             return 0
-        size_max = options.retention_bytes + self._copies.pinned_bytes + options.segment_bytes + self._snapshotting.spacing
+        size_max = options.retention_bytes + self._copies.pinned_bytes + options.segment_bytes + self._snapshots.spacing
         return max(log.written - log.start - size_max, 0)
 
     def _is_more_due(self) -> bool:
@@ -268,12 +201,12 @@ class Retention:
 
     def set_snapshots_aside(self, after: int) -> None:
         """Set the snapshots after a position aside, as `Snapshots.set_aside` does."""
-        self._snapshotting.set_aside(after)
+        self._snapshots.set_aside(after)
 
     @property
     def snapshots(self) -> list[int]:
         """Positions of the snapshots that are complete, in order."""
-        return sorted(self._snapshotting.complete)
+        return sorted(self._snapshots.complete)
 
     @property
     def trimmed_entries(self) -> int:
@@ -287,7 +220,7 @@ class Retention:
 
         `store_ms` is when the last record before it was stored.
         """
-        steps = self._snapshotting.begin(position, store_ms) if self.enabled or self.is_replicated else None
+        steps = self._snapshots.begin(position, store_ms) if self.enabled or self.is_replicated else None
         if steps is not None:
             self._jobs[JobKind.SNAPSHOT] = steps
             self.on_work()
@@ -341,9 +274,9 @@ class Retention:
         is_new = blocker is not self.blocked_by
         self.blocked_by = blocker
         now_s = self._clock.monotonic_s()
-        if blocker is None or not is_new or now_s < self._told_s.get(blocker, now_s):
+        if blocker is None or not is_new or now_s < self._quiet_until_s.get(blocker, now_s):
             return
-        self._told_s[blocker] = now_s + TELL_AGAIN_S
+        self._quiet_until_s[blocker] = now_s + TELL_AGAIN_S
         log_bytes, pinned_bytes = self._log.written - self._log.start, self._copies.pinned_bytes
         logger.warning(
             "retention.blocked", reason=blocker.value, log_bytes=log_bytes, pinned_bytes=pinned_bytes, why=_WHY[blocker]
@@ -362,7 +295,7 @@ class Retention:
         if self._store.applied < self._needed:
             return False
         start, until = self._log.start, min(self._leader_start, self.needed_from())
-        boundary = max((each for each in self._snapshotting.complete if start < each <= until), default=None)
+        boundary = max((each for each in self._snapshots.complete if start < each <= until), default=None)
         return self._begin_expiry(boundary, is_following=True)
 
     def step(self, until_s: float) -> bool:
@@ -399,20 +332,20 @@ class Retention:
 
     def close(self) -> None:
         """Stop the work under way. The next start begins it again."""
-        self._snapshotting.wait()
+        self._snapshots.wait()
         for job in self._jobs.values():
             job.close()
         self._jobs.clear()
-        self._snapshotting.close()
+        self._snapshots.close()
 
     # --- expiry -----------------------------------------------------------------------------------------------------
 
     def _due(self) -> Iterator[int]:
         """Yield the positions, in order, before which everything must go."""
         log, options = self._log, self._options
-        may_be_old = options.retention_ms and self._timekeeping.is_confirmed
+        may_be_old = options.retention_ms and self._store.timekeeping.is_confirmed
         before, size_max = log.start, options.retention_bytes + self._copies.pinned_bytes  # or these would be copied for ever
-        for position, stored_ms in self._snapshotting.complete.items():
+        for position, stored_ms in self._snapshots.complete.items():
             if position <= log.start:
                 continue
             is_old = may_be_old and self._age_ms(stored_ms) >= options.retention_ms
@@ -440,11 +373,11 @@ class Retention:
 
     def _drop(self, boundary: int, is_following: bool) -> Steps:
         log = self._log
-        yield from self._snapshotting.verify(boundary)
-        if boundary not in self._snapshotting.complete:
+        yield from self._snapshots.verify(boundary)
+        if boundary not in self._snapshots.complete:
             return  # begins again with a snapshot before or after it
         if not is_following:
-            if not (yield from self._carry_all(self._late.expiring(boundary))):
+            if not (yield from self._carry_all(self._store.late.expiring(boundary))):
                 return
             self._store.commit()  # consumers must find the copies from now on
         self.expires_before = boundary
@@ -461,7 +394,7 @@ class Retention:
         freed = boundary - log.start
         self.dropped_segments += log.drop_before(boundary)
         self.dropped_bytes += freed
-        self._snapshotting.drop_before(boundary)
+        self._snapshots.drop_before(boundary)
         self._refused = None
         logger.info("log.expired", before=boundary, freed_bytes=freed, pinned_bytes=self._copies.pinned_bytes)
         yield from self._forget_copies()
@@ -479,7 +412,7 @@ class Retention:
 
     def _needed_by_parts(self, boundary: int) -> Iterator[Late]:
         """Yield what the parts need of the records before `boundary`. A copy after that is enough."""
-        for part in self._parts:
+        for part in self._store.parts:
             for origin, size in part.live(boundary):
                 yield origin, size, boundary
 
@@ -502,7 +435,7 @@ class Retention:
     def _forget_copies(self) -> Steps:
         """Forget the copies that were dropped, and let the parts forget what they know of dropped records."""
         yield from self._copies.forget_before(self._log.start)
-        yield from self._late.forget_before(self._log.start)
+        yield from self._store.late.forget_before(self._log.start)
         for dropped in self.on_dropped:
             yield from dropped()
 

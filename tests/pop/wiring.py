@@ -41,7 +41,7 @@ from penstock.store.queues.lightqueue import Start
 from penstock.store.record import decode
 from penstock.store.recovery.recovery import Recovery
 from penstock.store.space.quotaoptions import QuotaOptions
-from penstock.store.store import Store
+from penstock.store.store import Platform, Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import TimerKeys
 from penstock.timer.listing import TimerListing
@@ -106,7 +106,9 @@ class Parts:
         self.options = (pop, timer or TimerOptions(), store)
         data_dir.mkdir(exist_ok=True)
         pop_options, timer_options, store_options = self.options
-        self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files, upgrade=upgrade_from_17)
+        self.store = Store(
+            data_dir, store_options, self.clock, quotas=quotas, platform=Platform(files=files), upgrade=upgrade_from_17
+        )
         self.delayed = DelayedMessages(self.store, timer_options)
         self.schedules = Schedules(self.store, timer_options)
         self.timer_keys = TimerKeys(self.store, timer_options)

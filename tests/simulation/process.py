@@ -38,6 +38,7 @@ from penstock.store.part import Apply
 from penstock.store.record import Kind, Record
 from penstock.store.recovery.recovery import Recovery
 from penstock.store.space.ballast import release_ballast
+from penstock.store.store import Platform
 from penstock.timer.listing import TimerListing
 from tests.simulation.disk import Disk, ProcessDead, SimulatedFiles
 from tests.simulation.orderedmap import Databases
@@ -361,10 +362,12 @@ class Process:
         self._parts = parts = NodeParts(
             self.config,
             self.clock,
-            files=self.files,
-            open_database=self._open_database,
-            make_sync=lambda log, loop, ended: SimulatedSync(log, loop, ended, machine.random, machine.sync_s),
-            executor=self._executor,
+            platform=Platform(
+                self.files,
+                self._open_database,
+                lambda log, loop, ended: SimulatedSync(log, loop, ended, machine.random, machine.sync_s),
+                self._executor,
+            ),
         )
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions

@@ -14,7 +14,7 @@ from penstock.node.config import Config
 from penstock.node.parts import NodeParts
 from penstock.store.index.index import DIRECTORY, Index
 from penstock.store.index.rocksdb import Database
-from penstock.store.store import Store
+from penstock.store.store import Platform, Store
 from tests.simulation.disk import SimulatedFiles
 from tests.simulation.process import Machine
 from tests.simulation.virtualtime import LaterExecutor
@@ -64,9 +64,7 @@ def _recovered(machine: Machine, config: Config, data_dir: Path, files: Simulate
     parts = NodeParts(
         replace(config, data_dir=data_dir, store=options),
         clock,
-        files=files,
-        open_database=open_database,
-        executor=LaterExecutor(machine.random),
+        platform=Platform(files, open_database, executor=LaterExecutor(machine.random)),
     )
     if not is_following:
         parts.store.recover()

@@ -19,7 +19,7 @@ from penstock.store.retention import retention
 from penstock.store.retention.retention import Blocker
 from penstock.store.retention.trimming import Trimming
 from penstock.store.snapshots.snapshots import Snapshots
-from penstock.store.store import Store
+from penstock.store.store import Platform, Store
 from tests.simulation.process import SimulatedSync
 from tests.simulation.virtualtime import LaterExecutor, Time, VirtualLoop
 from tests.store.keeper import Keeper
@@ -56,8 +56,9 @@ class BusyStore:
             data_dir,
             StoreOptions(segment_bytes=SEGMENT_BYTES, retention_bytes=LIMIT, retention_ms=0),
             self._time.clock(1),
-            make_sync=lambda log, loop, ended: SimulatedSync(log, loop, ended, Steady(), lambda: SYNC_S),
-            executor=executor,
+            platform=Platform(
+                make_sync=lambda log, loop, ended: SimulatedSync(log, loop, ended, Steady(), lambda: SYNC_S), executor=executor
+            ),
         )
         self.store.add_part(self.keeper)
         self.store.recover()

@@ -17,7 +17,7 @@ from penstock.store.part import Part
 from penstock.store.properties import Properties, encode_properties, tag_hash
 from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, Start
 from penstock.store.record import decode
-from penstock.store.store import Store
+from penstock.store.store import Platform, Store
 from tests.clock import ManualClock
 
 SEGMENT_BYTES = 16 * KIB
@@ -40,7 +40,7 @@ def open_store(
         data_dir,
         StoreOptions(**{"segment_bytes": SEGMENT_BYTES, "sync_in": "thread", **options}),
         clock or ManualClock(),
-        files=files,
+        platform=Platform(files=files),
     )
     for part in parts:
         store.add_part(part)
