@@ -44,7 +44,7 @@ class Front:
         address: Where clients connect.
         connections_max: Maximum number of open connections. A further one is closed at once.
         silent_ms: Time in ms within which a new connection must send its first byte.
-        inherited: Socket that listens already, in place of `address`. Who passed it keeps it open while no node runs.
+        inherited: Socket that listens already, in place of `address`. Its owner keeps it open while no node runs.
     """
 
     def __init__(self, address: HostPort, connections_max: int, silent_ms: int, inherited: socket.socket | None = None) -> None:

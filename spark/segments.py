@@ -18,14 +18,10 @@ import numpy as np
 from penstock.spark.errors import LogMissing, LogUnreadable
 from penstock.store import record
 from penstock.store.errors import LogCorrupt, RecordCorrupt
+from penstock.store.files import SYSTEM_FILES
 from penstock.store.log import recordscan
+from penstock.store.log.segment import LOG_DIRECTORY, SUFFIX, segment_bases, segment_name
 from penstock.store.log.syncmark import Mark, SyncMark
-
-DIRECTORY = "commitlog"
-"""Folder of the segments in a data directory."""
-
-SUFFIX = ".log"
-NAME_DIGITS = 20
 
 BLOCK_BYTES = 8 * 1024 * 1024
 """Bytes of the log that a reader holds at once, more only where one record is larger. This bounds a worker's memory."""
@@ -97,7 +93,7 @@ def find(path: str | Path) -> Path:
         LogUnreadable: the user of this process may not look.
     """
     absolute = Path(path).absolute()
-    for directory in (absolute / DIRECTORY, absolute):
+    for directory in (absolute / LOG_DIRECTORY, absolute):
         try:
             names = os.listdir(directory)
         except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +104,7 @@ def find(path: str | Path) -> Path:
             ) from error
         if any(name.endswith(SUFFIX) for name in names):
             return directory
-    raise LogMissing(f"{absolute} holds no CommitLog. Name a data directory, or its folder `{DIRECTORY}`.")
+    raise LogMissing(f"{absolute} holds no CommitLog. Name a data directory, or its folder `{LOG_DIRECTORY}`.")
 
 
 def survey(path: str | Path) -> LogSurvey:
@@ -124,7 +120,7 @@ def survey(path: str | Path) -> LogSurvey:
     """
     directory = find(path)
     durable = _mark(directory)
-    bases = _bases(directory)
+    bases = segment_bases(SYSTEM_FILES, directory)
     segments = _sealed(directory, bases)
     start = segments[0].base if segments else bases[-1]
     begin = _mark(directory)  # read after the files are listed, since retention writes it before it deletes any
@@ -160,7 +156,7 @@ def end_of(path: str | Path, known: int = 0) -> int:
     """
     directory = find(path)
     durable = _mark(directory)
-    base = _bases(directory)[-1]
+    base = segment_bases(SYSTEM_FILES, directory)[-1]
     last = _segment_path(directory, base)
     start = _known_in(last, base, durable)
     end = find_tail(last, base, max(start, known) if known <= base + os.stat(last).st_size else start).end
@@ -169,7 +165,7 @@ def end_of(path: str | Path, known: int = 0) -> int:
 
 def begin_of(path: str | Path) -> int:
     """Return the position at which a log begins. Raises LogMissing."""
-    return _bases(find(path))[0]
+    return segment_bases(SYSTEM_FILES, find(path))[0]
 
 
 def _known_in(path: str, base: int, durable: Mark | None) -> int:
@@ -182,7 +178,7 @@ def _known_in(path: str, base: int, durable: Mark | None) -> int:
 def survey_until(path: str | Path, end: int) -> list[LogSegment]:
     """List the segments before `end`, the end of a record that an earlier `survey` found. It reads no record."""
     directory = find(path)
-    bases = _bases(directory)
+    bases = segment_bases(SYSTEM_FILES, directory)
     segments = _sealed(directory, bases)
     segments.append(LogSegment(_segment_path(directory, bases[-1]), bases[-1], max(end, bases[-1])))
     return [LogSegment(path, base, min(stop, end)) for path, base, stop in segments if base < end]
@@ -348,28 +344,15 @@ def _goes_on(directory: Path, base: int, end: int) -> bool:
 
 def _base_at(directory: Path, position: int) -> int | None:
     """Return the position of the segment that has a record now; None if there is no such segment."""
-    return max((base for base in _bases(directory) if base <= position), default=None)
+    return max((base for base in segment_bases(SYSTEM_FILES, directory) if base <= position), default=None)
 
 
 def _mark(directory: Path) -> Mark | None:
-    return SyncMark(directory.parent).read() if directory.name == DIRECTORY else None
-
-
-def _bases(directory: Path) -> list[int]:
-    bases = []
-    for name in os.listdir(directory):
-        digits = name.removesuffix(SUFFIX)
-        if digits == name:
-            continue
-        if len(digits) != NAME_DIGITS or not digits.isdigit():
-            reason = f"its name is not {NAME_DIGITS} digits and {SUFFIX}. Move the file away."
-            raise LogCorrupt(f"{directory / name} is not a segment: {reason}")
-        bases.append(int(digits))
-    return sorted(bases)
+    return SyncMark(directory.parent).read() if directory.name == LOG_DIRECTORY else None
 
 
 def _segment_path(directory: Path, base: int) -> str:
-    return str(directory / f"{base:0{NAME_DIGITS}d}{SUFFIX}")
+    return str(directory / segment_name(base))
 
 
 def _sealed(directory: Path, bases: list[int]) -> list[LogSegment]:

@@ -57,7 +57,7 @@ SLEW_MS_MAX = 5 * SECOND_MS
 """Largest difference in ms that is slewed without a question, which takes at most ten times as long. A larger one is a jump."""
 
 SLEW_NS_MIN = 2 * MS_NS
-"""Smallest difference that is slewed. Instant two clocks one after the other can't tell less."""
+"""Smallest difference that is slewed. Two clocks that are read one after the other can't tell a smaller one."""
 
 NOTE_MS = MINUTE_MS
 """Ms of the node's time after which the file is written although nothing else has changed."""

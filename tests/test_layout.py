@@ -23,6 +23,8 @@ ALLOWED: dict[str, set[str]] = {
         "store.record",
         "store.bodies",
         "store.log.recordscan",
+        "store.log.segment",
+        "store.files",
         "store.durations",
         "store.errors",
         "store.log.syncmark",

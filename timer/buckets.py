@@ -300,7 +300,7 @@ class TimerBuckets:
         return len(self.window) + len(self._fresh) // PENDING.size + len(self._recalled)
 
     def open_next(self, now_ms: int) -> int:
-        """Do one step of opening the buckets and loading the minutes whose time has come. Return the number of messages of it.
+        """Do one step of opening the buckets and loading the minutes whose time has come. Return how many messages it took up.
 
         `is_saved` must be true, because what has fired is left out for ever. The caller saves what the step has changed.
         """

@@ -1,7 +1,7 @@
 """The timer wheel: slots of 10 ms for the current minute, and buckets of a minute for items that are due later.
 
 It is a hashed timing wheel (Varghese and Lauck, 1987) with one level in memory, so scheduling is O(1) however many items are
-pending. Items that are due after the current minute wait in `Buckets`, unsorted, and each bucket is sorted once, when its
+pending. Items that are due after the current minute wait in buckets, unsorted, and each bucket is sorted once, when its
 minute begins. The wheel guarantees this: `advance` returns the due items by due time and then by order of scheduling,
 exactly as a sorted list of all pending items would.
 
@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from heapq import heappop, heappush
 from operator import itemgetter, neg
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -35,37 +35,13 @@ NEVER_MS = 1 << 63
 """A time after every due time."""
 
 
-class Buckets(Protocol[T]):
-    """Holds the items whose minute has not begun. Today they are in memory; files could hold them where memory is short.
+class MemoryBuckets(Generic[T]):
+    """The items whose minute has not begun, in memory. They take 16 bytes per item, besides the item itself.
 
     The number of a bucket is `due_ms // bucket_ms` of its items.
-    """
-
-    def add(self, due_ms: int, item: T) -> None:
-        """Put an item into the bucket for its due time."""
-        ...
-
-    def first(self) -> int | None:
-        """Return the number of the earliest bucket that holds an item, or None."""
-        ...
-
-    def take(self, bucket: int) -> tuple[array[int], list[T]]:
-        """Remove the first bucket. Return its due times (an array of "q") and its items, by due time and then order of adding.
-
-        `bucket` is the number that `first` returned.
-        """
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of items in all buckets."""
-        ...
-
-
-class MemoryBuckets(Generic[T]):
-    """Buckets in memory. They take 16 bytes per item, besides the item itself.
 
     Parameters:
-        bucket_ms: width of a bucket in ms, at least 1. For a wheel it must be `tick_ms * slots`.
+        bucket_ms: width of a bucket in ms, at least 1.
     """
 
     __slots__ = ("_bucket_ms", "_numbers", "_pending", "_size")
@@ -78,6 +54,7 @@ class MemoryBuckets(Generic[T]):
         self._size = 0
 
     def add(self, due_ms: int, item: T) -> None:
+        """Put an item into the bucket for its due time."""
         number = due_ms // self._bucket_ms
         bucket = self._pending.get(number)
         if bucket is None:
@@ -88,9 +65,14 @@ class MemoryBuckets(Generic[T]):
         self._size += 1
 
     def first(self) -> int | None:
+        """Return the number of the earliest bucket that holds an item, or None."""
         return self._numbers[0] if self._numbers else None
 
     def take(self, bucket: int) -> tuple[array[int], list[T]]:
+        """Remove the first bucket, whose number `first` returned. Return its due times and its items.
+
+        They are in the order of due times, and then of adding.
+        """
         dues, items = self._pending.pop(bucket)
         number = heappop(self._numbers)
         assert number == bucket, (number, bucket)
@@ -119,7 +101,6 @@ class TimerWheel(Generic[T]):
             Items that became due since then are scheduled as cheaply as others, and come out late, in order.
         tick_ms: width of a slot in ms, at least 1.
         slots: number of slots, at least 1. `tick_ms * slots` is the width of a bucket.
-        buckets: hold later items, and have that width. By default they are in memory. Items that they hold already are pending.
     """
 
     __slots__ = (
@@ -139,13 +120,13 @@ class TimerWheel(Generic[T]):
         "_tick_ms",
     )
 
-    def __init__(self, now_ms: int, *, tick_ms: int = TICK_MS, slots: int = SLOTS, buckets: Buckets[T] | None = None) -> None:
+    def __init__(self, now_ms: int, *, tick_ms: int = TICK_MS, slots: int = SLOTS) -> None:
         if tick_ms < 1 or slots < 1:
             raise ValueError(f"tick_ms is {tick_ms} and slots is {slots}, but both must be at least 1")
         self._tick_ms = tick_ms
         self._slots_n = slots
         self._bucket_ms = tick_ms * slots
-        self._buckets: Buckets[T] = MemoryBuckets(self._bucket_ms) if buckets is None else buckets
+        self._buckets: MemoryBuckets[T] = MemoryBuckets(self._bucket_ms)
         self._slots: dict[int, list[tuple[int, T]]] = {}  # by tick; only slots that hold items
         self._occupied: list[int] = []  # heap of those ticks, so that no empty slot is visited
         self._run_dues: array[int] = array("q")  # the current bucket as it was loaded, latest first: used up from the end
@@ -154,11 +135,7 @@ class TimerWheel(Generic[T]):
         self._late: list[tuple[int, int, T]] = []  # heap of (due_ms, order of scheduling, item)
         self._sequence = 0
         self._size = 0  # of everything but `_buckets`
-        start = now_ms // self._bucket_ms
-        first = self._buckets.first()
-        self._stand_at(start if first is None else min(start, first))
-        if first is not None and first <= start:
-            self._load(first)
+        self._stand_at(now_ms // self._bucket_ms)
 
     def __len__(self) -> int:
         """Return the number of pending items."""

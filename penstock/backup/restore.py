@@ -15,7 +15,7 @@ from penstock.backup.room import Wanted, require_room
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.store.files import LOST_FOUND, make_directory, replace_file, unlink_if_there
 from penstock.store.index import index
-from penstock.store.log import commitlog
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.log.syncmark import Ending, SyncMark
 
 
@@ -210,7 +210,7 @@ class _Restoring:
         Without its index, a start reads the whole log, and so finds what is damaged there.
         """
         files, folder = self._files, self._data_dir / index.DIRECTORY
-        of_log = {path for path in damaged if path.startswith(f"{commitlog.DIRECTORY}/")}
+        of_log = {path for path in damaged if path.startswith(f"{LOG_DIRECTORY}/")}
         for path in damaged - of_log:
             unlink_if_there(files, self._data_dir / path)
         if of_log or any(path.startswith(f"{index.DIRECTORY}/") for path in damaged):

@@ -20,8 +20,7 @@ from penstock.store.errors import DataDirLocked
 from penstock.store.files import LOST_FOUND, read_file
 from penstock.store.index import index
 from penstock.store.index.index import CHECKPOINT, Index
-from penstock.store.log import commitlog
-from penstock.store.log.segment import segment_bases, segment_name
+from penstock.store.log.segment import LOG_DIRECTORY, segment_bases, segment_name
 from penstock.store.log.syncmark import Ending, SyncMark
 from penstock.store.snapshots import snapshotreader
 from penstock.store.snapshots.snapshotreader import snapshot_path
@@ -102,7 +101,7 @@ class Source:
         for base, end in self.segments:
             name = segment_name(base)
             is_sealed = base != self.segments[-1][0]
-            yield SourceFile(f"{commitlog.DIRECTORY}/{name}", self.data_dir / commitlog.DIRECTORY / name, end - base, is_sealed)
+            yield SourceFile(f"{LOG_DIRECTORY}/{name}", self.data_dir / LOG_DIRECTORY / name, end - base, is_sealed)
         secret = self.data_dir / SECRET
         yield SourceFile(SECRET, secret, reach.size(secret), False)
         if reach.exists(self.bans):
@@ -128,7 +127,7 @@ def open_source(data_dir: Path, files: CopyFiles) -> Iterator[Source]:
         ControlRefused: the node refuses, for example because another backup is running.
         OSError: a file can't be read.
     """
-    if not files.exists(data_dir / commitlog.DIRECTORY):
+    if not files.exists(data_dir / LOG_DIRECTORY):
         raise BackupFailed(f"{data_dir} holds no CommitLog; name the data directory of a node on this machine")
     try:
         request = Request(data_dir, "POST", HOLD)
@@ -170,7 +169,7 @@ def _confirm(data_dir: Path, hold_id: str) -> None:
 
 def _stopped(data_dir: Path, files: CopyFiles) -> Source:
     """Return the state of a node that has stopped in order. Anything else would need a recovery, which is a start's."""
-    bases = segment_bases(files, data_dir / commitlog.DIRECTORY)
+    bases = segment_bases(files, data_dir / LOG_DIRECTORY)
     mark = SyncMark(data_dir, files=files).read()
     if mark is not None and mark.ending is not Ending.ORDERLY:
         raise _not_in_order(data_dir, f"it failed: {mark.reason}" if mark.reason else "it was killed, or the machine failed")
@@ -189,7 +188,7 @@ def _stopped(data_dir: Path, files: CopyFiles) -> Source:
     if (
         mark.begin != bases[0]
         or end < bases[-1]
-        or not _ends_at(data_dir / commitlog.DIRECTORY / segment_name(bases[-1]), end - bases[-1], files)
+        or not _ends_at(data_dir / LOG_DIRECTORY / segment_name(bases[-1]), end - bases[-1], files)
     ):
         raise _not_in_order(data_dir, f"the log doesn't go from {mark.begin} to {end}, as its sync mark says")
     ends = [*bases[1:], end]

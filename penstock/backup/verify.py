@@ -35,10 +35,10 @@ from penstock.store.errors import DiskFull, SnapshotInvalid, StoreError
 from penstock.store.files import FULL, LOST_FOUND, Mode, write_all
 from penstock.store.index import index
 from penstock.store.index.index import Index
-from penstock.store.log import commitlog, syncmark
+from penstock.store.log import syncmark
 from penstock.store.log.block import read_block
 from penstock.store.log.commitlog import CommitLog
-from penstock.store.log.segment import SUFFIX, segment_base, segment_name
+from penstock.store.log.segment import LOG_DIRECTORY, SUFFIX, segment_base, segment_name
 from penstock.store.options import StoreOptions
 from penstock.store.record import HEADER_BYTES, store_ms_of
 from penstock.store.recovery.recovery import REPLAY_BYTES
@@ -120,7 +120,7 @@ def verify(
             found.kind = BACKUP
             stack.enter_context(lock_backup(directory, is_shared=True))
             originals = _check_backup(directory, found, Copier(files, meter, pace or Pace()), files, meter)
-        elif files.is_directory(directory / commitlog.DIRECTORY):
+        elif files.is_directory(directory / LOG_DIRECTORY):
             found.kind = "data directory"
             stack.enter_context(DataDirLock(directory))
             originals = _data_dir_files(directory, files)
@@ -170,7 +170,7 @@ def _check_backup(directory: Path, found: Verification, copier: Copier, files: C
 
 def _data_dir_files(directory: Path, files: CopyFiles) -> _Originals:
     paths = [SECRET, bans.FILE, syncmark.FILE, index.DAMAGED]
-    for folder in (commitlog.DIRECTORY, snapshotreader.DIRECTORY):
+    for folder in (LOG_DIRECTORY, snapshotreader.DIRECTORY):
         paths += [f"{folder}/{name}" for name in files.names(directory / folder) if name != LOST_FOUND]
     paths += [f"{index.DIRECTORY}/{name}" for name in index_files(directory / index.DIRECTORY, files)]
     return {path: directory / path for path in paths if files.exists(directory / path)}
@@ -198,17 +198,17 @@ def _working_directory(parent: Path | None) -> Iterator[Path]:
 def _lay_out(originals: _Originals, data_dir: Path, found: Verification, *, with_index: bool) -> None:
     """Make a data directory of links to the originals, and of copies of those that a recovery may write to.
 
-    That are the last segment, and a sealed one that was not cut.
+    Those are the last segment, and a sealed one that was not cut.
     """
-    names = [name for name, _ in _in(originals, commitlog.DIRECTORY)]
+    names = [name for name, _ in _in(originals, LOG_DIRECTORY)]
     bases = sorted(segment_base(Path(name)) for name in names if name.endswith(SUFFIX))
     written_to = {segment_name(base) for base in bases[-1:]}
     written_to |= {
         segment_name(base)
         for base, following in pairwise(bases)
-        if originals[f"{commitlog.DIRECTORY}/{segment_name(base)}"].stat().st_size != following - base
+        if originals[f"{LOG_DIRECTORY}/{segment_name(base)}"].stat().st_size != following - base
     }
-    for folder in (commitlog.DIRECTORY, snapshotreader.DIRECTORY, *([index.DIRECTORY] if with_index else [])):
+    for folder in (LOG_DIRECTORY, snapshotreader.DIRECTORY, *([index.DIRECTORY] if with_index else [])):
         (data_dir / folder).mkdir(mode=0o700, parents=True)
         for name, original in _in(originals, folder):
             if name in written_to or (folder == index.DIRECTORY and not name.endswith(".sst")):
@@ -295,7 +295,7 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
 
 def _check_log(data_dir: Path, found: Verification, meter: CopyMeter) -> None:
     """Read every record of the log."""
-    paths = (data_dir / commitlog.DIRECTORY).iterdir()
+    paths = (data_dir / LOG_DIRECTORY).iterdir()
     meter.expect(sum(path.stat().st_size for path in paths), "Checking")
     try:
         findings = survey(data_dir, on_read=meter.advance)
@@ -338,7 +338,7 @@ def _check_order(log: CommitLog, found: Verification) -> None:
 
 def _check_snapshots(data_dir: Path, found: Verification) -> None:
     """Read every row of every snapshot."""
-    bases = {segment_base(path) for path in (data_dir / commitlog.DIRECTORY).glob(f"*{SUFFIX}")}
+    bases = {segment_base(path) for path in (data_dir / LOG_DIRECTORY).glob(f"*{SUFFIX}")}
     for position in snapshots(data_dir):
         if position not in bases:
             found.notes.append(f"the snapshot at position {position} is of no use, since no segment begins there")

@@ -14,9 +14,8 @@ from penstock.node.lock import DataDirLock
 from penstock.pop.core.handle import SECRET
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.files import SYSTEM_FILES
-from penstock.store.log.commitlog import DIRECTORY
 from penstock.store.log.placing import MARKER, misplaced
-from penstock.store.log.segment import segment_name
+from penstock.store.log.segment import LOG_DIRECTORY, segment_name
 from penstock.store.recovery.indexplan import Fate, IndexPlan
 from penstock.store.recovery.repair import QUARANTINE, Damage, Findings, plan, put_in_places, repair, survey
 from penstock.store.snapshots import snapshotwriter
@@ -45,10 +44,10 @@ def repair_log(
         StoreError: the directory holds no log, or the log can't be repaired in place. Nothing was changed.
         OSError: a file can't be written. Run the command again after the cause is removed.
     """
-    if not (data_dir / DIRECTORY).is_dir():
+    if not (data_dir / LOG_DIRECTORY).is_dir():
         raise PositionUnknown(f"{data_dir} holds no CommitLog. Name the data directory of a node.")
     with DataDirLock(data_dir):
-        files, directory = SYSTEM_FILES, data_dir / DIRECTORY
+        files, directory = SYSTEM_FILES, data_dir / LOG_DIRECTORY
         if files.exists(directory / MARKER) and dry_run:
             raise LogCorrupt(f"an earlier repair of {directory} was interrupted; run `penstock repair` without --dry-run")
         is_interrupted = files.exists(directory / MARKER)

@@ -18,8 +18,8 @@ from penstock.cluster.framestream import FrameStream
 from penstock.cluster.shardkey import ReplicaId
 from penstock.store.files import SYSTEM_FILES, Files, Mode, make_directory, unlink_if_there, write_all
 from penstock.store.index.index import Index
-from penstock.store.log import commitlog, syncmark
-from penstock.store.log.segment import segment_name
+from penstock.store.log import syncmark
+from penstock.store.log.segment import LOG_DIRECTORY, segment_name
 from penstock.store.options import MIB
 from penstock.store.snapshots.snapshotreader import DIRECTORY as SNAPSHOTS
 from penstock.store.snapshots.snapshotreader import SUFFIX, SnapshotReader, snapshot_path
@@ -193,12 +193,12 @@ def install_snapshot(data_dir: Path, files: Files = SYSTEM_FILES) -> int | None:
         position = int(came[0].removesuffix(SUFFIX))
         Index.destroy(data_dir, files)
         unlink_if_there(files, data_dir / syncmark.FILE)
-        for directory in (data_dir / SNAPSHOTS, data_dir / commitlog.DIRECTORY):
+        for directory in (data_dir / SNAPSHOTS, data_dir / LOG_DIRECTORY):
             if files.exists(directory):
                 files.rmtree(directory)
             make_directory(files, directory)
-        files.open(data_dir / commitlog.DIRECTORY / segment_name(position), Mode.NEW).close()
-        files.sync_directory(data_dir / commitlog.DIRECTORY)
+        files.open(data_dir / LOG_DIRECTORY / segment_name(position), Mode.NEW).close()
+        files.sync_directory(data_dir / LOG_DIRECTORY)
         files.sync_directory(data_dir)
         files.rename(folder / SNAPSHOTS / came[0], snapshot_path(data_dir, position))
         files.sync_directory(data_dir / SNAPSHOTS)

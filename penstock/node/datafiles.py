@@ -21,9 +21,10 @@ from penstock.store import timekeeping
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Files, read_file, replace_file
 from penstock.store.index import index
-from penstock.store.log import commitlog, placing, syncmark
+from penstock.store.log import placing, syncmark
 from penstock.store.log.quarantine import QUARANTINE, free_name, set_aside
 from penstock.store.log.rewriting import FRESH_SUFFIX
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.log.segment import SUFFIX as SEGMENT_SUFFIX
 from penstock.store.snapshots import snapshotreader, snapshotwriter
 from penstock.store.space import ballast
@@ -32,7 +33,7 @@ KNOWN = frozenset(
     (
         ballast.FILE,
         bans.FILE,
-        commitlog.DIRECTORY,
+        LOG_DIRECTORY,
         index.CHECKPOINT,
         index.DAMAGED,
         index.DIRECTORY,
@@ -123,7 +124,7 @@ def _secret(data_dir: Path, files: Files) -> Iterator[FileProblem]:
     try:
         found = len(read_file(files, data_dir / SECRET))
     except FileNotFoundError:
-        if any(name.endswith(SEGMENT_SUFFIX) for name in files.names(data_dir / commitlog.DIRECTORY)):
+        if any(name.endswith(SEGMENT_SUFFIX) for name in files.names(data_dir / LOG_DIRECTORY)):
             yield FileProblem(
                 SECRET, "is missing", f"Restore it from a backup. Otherwise the next start makes a new one, and {NEW_HANDLES}."
             )
@@ -207,14 +208,14 @@ def _others(data_dir: Path, files: Files) -> Iterator[FileProblem]:
     for name in files.names(data_dir):
         if name.removesuffix(".new") not in KNOWN:
             yield FileProblem(name, "is unknown", leave)
-    for name in files.names(data_dir / commitlog.DIRECTORY):
+    for name in files.names(data_dir / LOG_DIRECTORY):
         if name.endswith(FRESH_SUFFIX):
-            yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is half written", "The next start deletes it.")
+            yield FileProblem(f"{LOG_DIRECTORY}/{name}", "is half written", "The next start deletes it.")
         elif name.endswith(placing.SUFFIX):
             again = "Run `penstock repair` without --dry-run."
-            yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is left over from a repair that was interrupted", again)
+            yield FileProblem(f"{LOG_DIRECTORY}/{name}", "is left over from a repair that was interrupted", again)
         elif name != LOST_FOUND and not name.endswith(SEGMENT_SUFFIX):
-            yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is unknown", leave)
+            yield FileProblem(f"{LOG_DIRECTORY}/{name}", "is unknown", leave)
     if files.exists(data_dir / index.DAMAGED):
         yield FileProblem(index.DAMAGED, "says that the index is damaged", "The next start rebuilds the index from the log.")
 

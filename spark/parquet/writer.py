@@ -50,6 +50,7 @@ from penstock.spark.parquet.snapshot import open_state
 from penstock.spark.parquet.state import WriterState, extended, is_within, load_state, save_state
 from penstock.spark.records import POPPED, Array
 from penstock.spark.segments import LogSegment, LogSurvey
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.log.syncmark import SyncMark
 from penstock.store.record import HEADER_DTYPE
 
@@ -92,7 +93,7 @@ def sealed_segments(data_dir: Path) -> list[LogSegment]:
 
 def _segments(data_dir: Path) -> tuple[list[LogSegment], list[int]]:
     """Return the sealed segments, and the positions at which segments begin, sealed or not."""
-    if not (data_dir / segments.DIRECTORY).is_dir():
+    if not (data_dir / LOG_DIRECTORY).is_dir():
         raise LogMissing(f"{data_dir} holds no CommitLog. Name the data directory of a node.")
     mark = SyncMark(data_dir).read()
     every = segments.survey_until(data_dir, chains.FAR)

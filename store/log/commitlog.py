@@ -22,7 +22,7 @@ from penstock.store.files import FULL, PASSING, SYSTEM_FILES, File, Files, unlin
 from penstock.store.log.placing import check_places
 from penstock.store.log.recordscan import boundary_before, find_valid, read_records, valid_end
 from penstock.store.log.rewriting import copy_range, remove_fresh, written_anew
-from penstock.store.log.segment import SCAN_BYTES, Segment, SegmentChain
+from penstock.store.log.segment import LOG_DIRECTORY, SCAN_BYTES, Segment, SegmentChain
 from penstock.store.log.syncmark import Ending, Mark, SyncMark
 from penstock.store.log.tail import Tail, recover_tail, verify_sealed
 from penstock.store.record import (
@@ -34,9 +34,6 @@ from penstock.store.record import (
     store_ms_of,
 )
 from penstock.store.space.space import Space
-
-DIRECTORY = "commitlog"
-"""Folder of a data directory that holds the segments."""
 
 ALLOCATE_BYTES = 4 * 1024 * 1024
 """Bytes of disk that are reserved ahead of the records. Free space is measured again each time."""
@@ -73,7 +70,7 @@ class CommitLog:
     """
 
     def __init__(self, data_dir: Path, *, segment_bytes: int, space: Space | None = None, files: Files = SYSTEM_FILES) -> None:
-        self.directory = data_dir / DIRECTORY
+        self.directory = data_dir / LOG_DIRECTORY
         self.segment_bytes = segment_bytes
         self._files = files
         self._space = space or Space(data_dir, files=files)

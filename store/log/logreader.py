@@ -8,9 +8,8 @@ from pathlib import Path
 from penstock.store import record
 from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordUnreadable
 from penstock.store.files import SYSTEM_FILES, File, Files
-from penstock.store.log.commitlog import DIRECTORY
 from penstock.store.log.recordscan import walk
-from penstock.store.log.segment import segment_bases, segment_name
+from penstock.store.log.segment import LOG_DIRECTORY, segment_bases, segment_name
 from penstock.store.log.syncmark import SyncMark
 
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -32,7 +31,7 @@ def read_log(data_dir: Path, position: int = 0, *, files: Files = SYSTEM_FILES) 
         LogCorrupt: a sealed segment has no record where one must be.
         RecordCorrupt: a record before the tail is damaged. The error names its segment.
     """
-    bases = segment_bases(files, data_dir / DIRECTORY)
+    bases = segment_bases(files, data_dir / LOG_DIRECTORY)
     if not bases:
         raise PositionUnknown(f"{data_dir} holds no CommitLog; name the data directory of a node")
     position = position or bases[0]
@@ -40,7 +39,7 @@ def read_log(data_dir: Path, position: int = 0, *, files: Files = SYSTEM_FILES) 
         raise PositionUnknown(f"position {position} is before the oldest record of the log, which is at {bases[0]}")
     for base, following in zip(bases, [*bases[1:], None], strict=True):
         if following is None or position < following:
-            yield from _read_segment(files, data_dir / DIRECTORY / segment_name(base), position - base, base, following)
+            yield from _read_segment(files, data_dir / LOG_DIRECTORY / segment_name(base), position - base, base, following)
             position = following or position
 
 
@@ -49,7 +48,7 @@ def missing_beginning(data_dir: Path, *, files: Files = SYSTEM_FILES) -> tuple[i
 
     The node may be running. Without a sync mark nobody can tell, and None is returned.
     """
-    bases = segment_bases(files, data_dir / DIRECTORY)
+    bases = segment_bases(files, data_dir / LOG_DIRECTORY)
     mark = SyncMark(data_dir, files=files).read()  # after the segments: retention writes the mark before it deletes any
     if mark is None:
         return None

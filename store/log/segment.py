@@ -11,6 +11,9 @@ from penstock.store import descriptors
 from penstock.store.errors import LogCorrupt, PositionUnknown, RecordUnreadable
 from penstock.store.files import SHORT, STEP_BYTES, SYSTEM_FILES, Files, Mode, pread_direct, write_all
 
+LOG_DIRECTORY = "commitlog"
+"""Folder of the segments in a data directory."""
+
 NAME_DIGITS = 20
 SUFFIX = ".log"
 
@@ -56,7 +59,7 @@ class Segment:
     take a segment for durable that is not.
 
     The file is read with calls and not through a memory map, because a block that the disk can't read is an error of a call,
-    but a signal that ends the process (SIGBUS) for who touches a map.
+    but a signal that ends the process (SIGBUS) where a map is touched.
 
     Parameters:
         files: has the file.

@@ -20,12 +20,11 @@ from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown
 from penstock.store.files import SYSTEM_FILES, File, Files, Mode, write_all
 from penstock.store.index.index import Index
 from penstock.store.index.rocksdb import OpenDatabase, open_rocksdb
-from penstock.store.log.commitlog import DIRECTORY
 from penstock.store.log.placing import place
 from penstock.store.log.quarantine import QUARANTINE, quarantine, set_aside
 from penstock.store.log.recordscan import count_records, next_valid, readable_end
 from penstock.store.log.rewriting import copy_range, written_anew
-from penstock.store.log.segment import Segment, missing_from, segment_base, segment_bases, segment_name
+from penstock.store.log.segment import LOG_DIRECTORY, Segment, missing_from, segment_base, segment_bases, segment_name
 from penstock.store.log.syncmark import Ending, SyncMark
 from penstock.store.options import KIB
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, store_ms_of
@@ -92,18 +91,18 @@ def survey(data_dir: Path, *, files: Files = SYSTEM_FILES, on_read: Callable[[in
         raise PositionUnknown(f"{data_dir} holds no CommitLog; name the data directory of a node")
     damages: list[Damage] = []
     store_ms = 0
-    missing = missing_from(files, data_dir / DIRECTORY, begin, durable) if mark else None
+    missing = missing_from(files, data_dir / LOG_DIRECTORY, begin, durable) if mark else None
     if missing is not None:
-        store_ms = _first_ms(files, data_dir / DIRECTORY / segment_name(bases[0])) if bases else 0
+        store_ms = _first_ms(files, data_dir / LOG_DIRECTORY / segment_name(bases[0])) if bases else 0
         length = missing[1] - missing[0]
         damages.append(Damage(missing[0], length, segment_name(missing[0]), length, 0, 0, store_ms))
     if not bases:
         return Findings(damages, 0)
     for base, following in pairwise(bases):
-        found, store_ms = _survey_segment(files, data_dir / DIRECTORY / segment_name(base), following - base, store_ms)
+        found, store_ms = _survey_segment(files, data_dir / LOG_DIRECTORY / segment_name(base), following - base, store_ms)
         damages += found
         on_read(following - base)
-    last = data_dir / DIRECTORY / segment_name(bases[-1])
+    last = data_dir / LOG_DIRECTORY / segment_name(bases[-1])
     found, _ = _survey_segment(files, last, max(durable - bases[-1], 0), store_ms, is_last=True)
     on_read(max(durable - bases[-1], 0))
     is_torn = (
@@ -192,7 +191,7 @@ def put_in_places(data_dir: Path, *, files: Files = SYSTEM_FILES) -> dict[int, i
     begin = min(_bases(data_dir, files), default=0)
     if not begin or whole_snapshot(data_dir, begin, lambda: begin, files) == begin:
         Index.destroy(data_dir, files)
-    return place(files, data_dir / DIRECTORY)
+    return place(files, data_dir / LOG_DIRECTORY)
 
 
 def plan(
@@ -253,7 +252,7 @@ def repair(
     fillings = [*damages, *_up_to_covered(data_dir, planned, end, files)]
     _require_room(data_dir, fillings, files)
     for damage in fillings:
-        segment = data_dir / DIRECTORY / damage.segment
+        segment = data_dir / LOG_DIRECTORY / damage.segment
         quarantine(files, segment, damage.position, damage.length - damage.missing, damage.copy_name)
     if planned.fate in (Fate.KEPT, Fate.ADJUSTED):
         if fillings:
@@ -285,7 +284,7 @@ def repair(
 
 def _by_segment(data_dir: Path, damages: list[Damage]) -> Iterator[tuple[Path, list[Damage]]]:
     for name, group in groupby(damages, key=lambda damage: damage.segment):
-        yield data_dir / DIRECTORY / name, list(group)
+        yield data_dir / LOG_DIRECTORY / name, list(group)
 
 
 def _must_be_anew(path: Path, damages: list[Damage], files: Files) -> bool:
@@ -327,7 +326,7 @@ def _data_bytes(path: Path, start: int, stop: int, files: Files) -> int:
 
 def _bases(data_dir: Path, files: Files) -> list[int]:
     """Return the positions of the segments, without those that an interrupted deletion has left."""
-    mark, bases = SyncMark(data_dir, files=files).read(), segment_bases(files, data_dir / DIRECTORY)
+    mark, bases = SyncMark(data_dir, files=files).read(), segment_bases(files, data_dir / LOG_DIRECTORY)
     while mark is not None and len(bases) > 1 and bases[1] <= mark.begin:
         bases.pop(0)
     return bases
@@ -336,8 +335,8 @@ def _bases(data_dir: Path, files: Files) -> list[int]:
 def _end_after(data_dir: Path, damages: list[Damage], files: Files) -> int:
     """Return the position at which the log ends when its damaged ranges are filled."""
     filled = max((damage.position + damage.length for damage in damages), default=0)
-    base = max(segment_bases(files, data_dir / DIRECTORY), default=0)
-    path, begin = data_dir / DIRECTORY / segment_name(base), max(filled, base)
+    base = max(segment_bases(files, data_dir / LOG_DIRECTORY), default=0)
+    path, begin = data_dir / LOG_DIRECTORY / segment_name(base), max(filled, base)
     size = files.size(path) if files.exists(path) else 0
     if base + size <= begin:
         return begin
@@ -353,8 +352,8 @@ def _up_to_covered(data_dir: Path, planned: IndexPlan, end: int, files: Files) -
     if planned.fate is not Fate.ADJUSTED or planned.covered <= end:
         return []
     length = max(planned.covered - end, HEADER_BYTES)
-    base = max(base for base in [*segment_bases(files, data_dir / DIRECTORY), planned.begin] if base <= end)
-    path = data_dir / DIRECTORY / segment_name(base)
+    base = max(base for base in [*segment_bases(files, data_dir / LOG_DIRECTORY), planned.begin] if base <= end)
+    path = data_dir / LOG_DIRECTORY / segment_name(base)
     size = base + files.size(path) if files.exists(path) else base
     return [Damage(end, length, path.name, max(end + length - max(size, end), 0), 0, 0, 0)]
 
@@ -375,8 +374,8 @@ def _forget_beginning(data_dir: Path, files: Files) -> None:
     mark = SyncMark(data_dir, files=files)
     found = mark.read()
     first = _bases(data_dir, files)[0]
-    begin, path = first - HEADER_BYTES, data_dir / DIRECTORY / segment_name(first - HEADER_BYTES)
-    store_ms = _first_ms(files, data_dir / DIRECTORY / segment_name(first))
+    begin, path = first - HEADER_BYTES, data_dir / LOG_DIRECTORY / segment_name(first - HEADER_BYTES)
+    store_ms = _first_ms(files, data_dir / LOG_DIRECTORY / segment_name(first))
     write_empty(data_dir, begin, store_ms, files)
     with written_anew(files, path) as file:
         write_all(file, record.encode(Kind.DAMAGED, store_ms=store_ms), 0)

@@ -11,7 +11,7 @@ from penstock.gateway.protocol.packets import PUBACK, PUBREC
 from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.errors import LimitExceeded, TopicInvalid
-from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.space.accounts import Resource
 from penstock.timer.options import YEAR_MS
 from tests.clock import ManualClock
@@ -179,7 +179,7 @@ async def test_a_message_whose_record_was_damaged_meanwhile_reaches_nobody_and_t
     await client.subscribe(("a", 1))
     for body in (b"1" * 100, b"2" * 100):
         await client.publish_with("a", body, wishing(delay_ms=1_500), 1)
-    (segment,) = (broker.node.store.data_dir / DIRECTORY).iterdir()
+    (segment,) = (broker.node.store.data_dir / LOG_DIRECTORY).iterdir()
     with segment.open("r+b") as log:
         log.seek(segment.read_bytes().index(b"1" * 100))
         log.write(b"0")

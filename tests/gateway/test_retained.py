@@ -18,7 +18,7 @@ from penstock.gateway.delivery.topic_lists import LEVELS_INDEXED
 from penstock.store import topics
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.index.index import KeySpace
-from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.queues.lightqueue import ENTRY
@@ -210,7 +210,7 @@ def test_a_repair_leaves_each_retained_message_with_its_publisher(tmp_path: Path
         position, _ = some.put("a", b"x" * 100, by=bob)
         _, size = some.put("a", b"x" * 50, by=bob)
         some.store.log.sync()
-    (segment,) = (tmp_path / DIRECTORY).iterdir()
+    (segment,) = (tmp_path / LOG_DIRECTORY).iterdir()
     damaged = bytearray(segment.read_bytes())
     damaged[position + HEADER_BYTES] ^= 1
     segment.write_bytes(damaged)

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.pop.core.sender import Refusal, Sender, SendRefused, StoredMessage, cancel_replaced
 from penstock.store.errors import DiskFull
-from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.log.syncmark import FILE as SYNCED
 from penstock.store.properties import Properties
 from penstock.timer.options import TimerOptions
@@ -134,7 +134,7 @@ def test_wherever_the_log_is_cut_one_message_of_a_key_is_delivered(tmp_path: Pat
     for end in [each for each in ends if each >= firsts[0]]:
         cut = tmp_path / f"cut-{end}"
         shutil.copytree(data_dir, cut, ignore=shutil.ignore_patterns("index", SYNCED))
-        (segment,) = (cut / DIRECTORY).iterdir()
+        (segment,) = (cut / LOG_DIRECTORY).iterdir()
         with segment.open("r+b") as file:
             file.truncate(end)
         again = Parts(cut, ManualClock())

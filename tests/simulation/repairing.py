@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.node.datafiles import check_files, mend_file
 from penstock.store.index.rocksdb import Database
-from penstock.store.log.commitlog import DIRECTORY
 from penstock.store.log.placing import MARKER, misplaced
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.recovery.indexplan import IndexPlan
 from penstock.store.recovery.repair import Damage, put_in_places, repair, survey
 from tests.simulation.disk import ProcessDead, SimulatedFiles
@@ -37,7 +37,7 @@ def repair_data_dir(machine: Machine, on_damage: Callable[[list[Damage]], None],
         if fuse is not None and steps > fuse:
             raise ProcessDead
 
-    files, directory = SimulatedFiles(machine.disk, step), DATA_DIR / DIRECTORY
+    files, directory = SimulatedFiles(machine.disk, step), DATA_DIR / LOG_DIRECTORY
 
     def open_database(path: Path, read_only: bool) -> Database:
         return machine.databases.open(files, path, step)

@@ -17,8 +17,7 @@ from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import DiskFull, RecordUnreadable
 from penstock.store.log.block import read_block
-from penstock.store.log.commitlog import DIRECTORY
-from penstock.store.log.segment import segment_name
+from penstock.store.log.segment import LOG_DIRECTORY, segment_name
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import Kind
 from tests.gateway.packet_cases import connect, field, packet, subscribe
@@ -51,7 +50,7 @@ class Bench:
 
     def segment(self) -> Inode:
         """Return the file of the first segment."""
-        found = self.machine.disk.directory(DATA_DIR / DIRECTORY).names[segment_name(0)]
+        found = self.machine.disk.directory(DATA_DIR / LOG_DIRECTORY).names[segment_name(0)]
         assert isinstance(found, Inode)
         return found
 

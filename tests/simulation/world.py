@@ -18,8 +18,8 @@ from penstock.store import timekeeping
 from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
 from penstock.store.files import STEP_BYTES, replace_file
 from penstock.store.index import index
-from penstock.store.log import commitlog, syncmark
-from penstock.store.log.segment import segment_base
+from penstock.store.log import syncmark
+from penstock.store.log.segment import LOG_DIRECTORY, segment_base
 from penstock.store.options import DAY_MS, KIB, StoreOptions
 from penstock.store.record import Kind
 from penstock.store.recovery.indexplan import Fate as IndexFate
@@ -514,7 +514,7 @@ class World:
     def _lose_sector(self) -> None:
         """Make a sector of a file of the node unreadable. Of the index nothing, because RocksDB is not simulated."""
         paths = [DATA_DIR / name for name in (SECRET, syncmark.FILE, timekeeping.FILE)]
-        paths += self._paths(commitlog.DIRECTORY) * 6 + self._paths(snapshotreader.DIRECTORY) * 3
+        paths += self._paths(LOG_DIRECTORY) * 6 + self._paths(snapshotreader.DIRECTORY) * 3
         self._lose_sector_of(self.random.choice([path for path in paths if self.disk.is_file(path)]))
 
     def _rot(self, process: Process) -> None:
@@ -522,7 +522,7 @@ class World:
         random = self.random
         self._stop(process, start=False) if random.random() < 0.5 else self._kill(process)
         self.disk.failing_write_backs, self.disk.capacity_pages = 0, None  # what follows is not done by a process
-        for path in random.sample(self._paths(commitlog.DIRECTORY), 1) * random.choice((0, 1, 1, 3)):
+        for path in random.sample(self._paths(LOG_DIRECTORY), 1) * random.choice((0, 1, 1, 3)):
             self._lose_sector_of(path)
         if random.random() < 0.7:  # so that nothing but the index tells what was before the log begins
             for path in self._paths(snapshotreader.DIRECTORY):
@@ -545,7 +545,7 @@ class World:
             return
         self.note(f"sector {sector} of {path} can't be read")
         self._has_bad_sectors = self._is_unrepaired = True
-        if path.parent.name == commitlog.DIRECTORY:
+        if path.parent.name == LOG_DIRECTORY:
             offset = sector * SECTOR_BYTES // STEP_BYTES * STEP_BYTES  # the store reads no less around it
             self.oracle.exempt(segment_base(path) + offset, segment_base(path) + offset + STEP_BYTES)
 
@@ -852,7 +852,7 @@ class World:
 
     def _has_unreadable_log(self) -> bool:
         """Return whether a sector of the log can't be read, and nobody has repaired the log or written to the sector since."""
-        files = self.disk.directory(DATA_DIR / commitlog.DIRECTORY).names.values()
+        files = self.disk.directory(DATA_DIR / LOG_DIRECTORY).names.values()
         return any(isinstance(file, Inode) and bool(file.bad_sectors) for file in files)
 
     def _collect_dead_letters(self, process: Process) -> None:

@@ -23,7 +23,8 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.errors import LogCorrupt
-from penstock.store.log.commitlog import DIRECTORY, CommitLog
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.log.syncmark import FILE
 from penstock.store.log.tail import Tail
 from penstock.store.options import KIB, StoreOptions
@@ -171,13 +172,13 @@ def log_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     data_dir = tmp_path_factory.mktemp("flipped") / "data"
     records = write_log(data_dir, request.param)
     assert {record.kind for record in records} == USED
-    assert len(list((data_dir / DIRECTORY).iterdir())) == (1 if request.param == ONE_SEGMENT else 2)
+    assert len(list((data_dir / LOG_DIRECTORY).iterdir())) == (1 if request.param == ONE_SEGMENT else 2)
     return data_dir, request.param, records
 
 
 def flips(data_dir: Path, records: list[Record], every: int) -> Iterator[tuple[Path, int, int]]:
     """Yield for each of some bytes of the log its file, its offset in the file, and its position."""
-    paths = sorted((data_dir / DIRECTORY).iterdir())
+    paths = sorted((data_dir / LOG_DIRECTORY).iterdir())
     end = records[-1].position + records[-1].size
     for path, stop in zip(paths, [*(int(path.stem) for path in paths[1:]), end + BEHIND], strict=True):
         base = int(path.stem)
@@ -262,7 +263,7 @@ def test_a_start_names_the_record_or_clears_the_tail(
     last = records[-1]
     left: dict[int, Path] = {}
     refused: set[int] = set()
-    whole_files = {path: path.read_bytes() for path in (flipped / DIRECTORY).iterdir()}
+    whole_files = {path: path.read_bytes() for path in (flipped / LOG_DIRECTORY).iterdir()}
     for path, offset, position in flips(flipped, records, every):
         damaged = record_at(records, position)
         for mask in MASKS:

@@ -13,10 +13,10 @@ from penstock.cli.inspect_log import inspect_log
 from penstock.cli.repair_log import repair_log
 from penstock.store.errors import LogCorrupt
 from penstock.store.files import SystemFiles
-from penstock.store.log.commitlog import DIRECTORY, CommitLog
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.log.logreader import missing_beginning
 from penstock.store.log.placing import MARKER, place
-from penstock.store.log.segment import segment_name
+from penstock.store.log.segment import LOG_DIRECTORY, segment_name
 from penstock.store.log.syncmark import FILE, Ending, SyncMark
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import Kind
@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 
 
 def names(data_dir: Path) -> list[str]:
-    return sorted(path.name for path in (data_dir / DIRECTORY).iterdir())
+    return sorted(path.name for path in (data_dir / LOG_DIRECTORY).iterdir())
 
 
 def drained(parts: Parts) -> list[int]:
@@ -71,13 +71,13 @@ def test_no_start_goes_on_without_a_part_of_the_log(
     for number, name in list(enumerate(names(data_dir)))[::every]:
         copy = tmp_path / str(number)
         shutil.copytree(data_dir, copy)
-        path = copy / DIRECTORY / name
+        path = copy / LOG_DIRECTORY / name
         size = min(path.stat().st_size, positions[-1] + 900 - int(path.stem))
         kept = {"deleted": 0, "half": size // 2, "empty": 0, "swapped": 0}[fault]
         if fault == "deleted":
             path.unlink()
         elif fault == "swapped":
-            other = copy / DIRECTORY / names(data_dir)[number - 1]
+            other = copy / LOG_DIRECTORY / names(data_dir)[number - 1]
             path.rename(tmp_path / "aside")
             other.rename(path)
             (tmp_path / "aside").rename(other)
@@ -106,7 +106,7 @@ def test_what_is_missing_at_the_beginning_is_named_by_everybody(
     first, second, third, *_ = names(tmp_path / "data")
     end = int(third.partition(".")[0])
     for name in (first, second):
-        (tmp_path / "data" / DIRECTORY / name).unlink()
+        (tmp_path / "data" / LOG_DIRECTORY / name).unlink()
     with pytest.raises(LogCorrupt, match=rf"begins at position 0, but .* before position {end} .*{first}.*penstock repair"):
         Parts(tmp_path / "data", store=OPTIONS)
     (damage,) = survey(tmp_path / "data").damages
@@ -120,13 +120,13 @@ def test_what_is_missing_at_the_beginning_is_named_by_everybody(
     repair(tmp_path / "data", [damage])
     assert missing_beginning(tmp_path / "data") is None
     assert segments.survey(tmp_path / "data").start == 0
-    assert (tmp_path / "data" / DIRECTORY / first).stat().st_blocks * 512 < end, "zeros are a hole"
+    assert (tmp_path / "data" / LOG_DIRECTORY / first).stat().st_blocks * 512 < end, "zeros are a hole"
 
 
 def test_a_log_without_any_file_is_refused_and_can_be_filled(whole: tuple[Path, list[int]], tmp_path: Path) -> None:
     data_dir, positions = whole
     shutil.copytree(data_dir, tmp_path / "data")
-    shutil.rmtree(tmp_path / "data" / DIRECTORY)
+    shutil.rmtree(tmp_path / "data" / LOG_DIRECTORY)
     with pytest.raises(LogCorrupt, match="begins at position 0, but"):
         Parts(tmp_path / "data", store=OPTIONS)
     damages = survey(tmp_path / "data").damages
@@ -140,7 +140,7 @@ def test_a_log_without_any_file_is_refused_and_can_be_filled(whole: tuple[Path, 
 def test_a_missing_last_segment_is_named_by_spark_too(whole: tuple[Path, list[int]], tmp_path: Path) -> None:
     segments = pytest.importorskip("penstock.spark.segments")
     shutil.copytree(whole[0], tmp_path / "data")
-    (tmp_path / "data" / DIRECTORY / names(whole[0])[-1]).unlink()
+    (tmp_path / "data" / LOG_DIRECTORY / names(whole[0])[-1]).unlink()
     with pytest.raises(LogCorrupt, match="The log was durable up to position"):
         segments.survey(tmp_path / "data")
 
@@ -157,7 +157,7 @@ def test_segments_that_a_killed_deletion_has_left_are_deleted(whole: tuple[Path,
         mark.write(found.position, begin=bases[2], ending=Ending.ORDERLY)
         mark.close()
         for base in bases[:kept]:
-            (copy / DIRECTORY / segment_name(base)).unlink()
+            (copy / LOG_DIRECTORY / segment_name(base)).unlink()
         assert survey(copy).damages == []
         assert missing_beginning(copy) is None
         log = CommitLog(copy, segment_bytes=OPTIONS.segment_bytes)
@@ -250,18 +250,18 @@ def test_a_repair_puts_segments_back_and_may_be_killed_meanwhile(
 ) -> None:
     data_dir, positions = whole
     files_of = names(data_dir)
-    before = {name: (data_dir / DIRECTORY / name).read_bytes() for name in files_of}
+    before = {name: (data_dir / LOG_DIRECTORY / name).read_bytes() for name in files_of}
     for calls in range(len(order) % every, 30, every):
         copy = tmp_path / str(calls)
         shutil.copytree(data_dir, copy)
         for to, source in enumerate(order):
-            (copy / DIRECTORY / files_of[to]).write_bytes(before[files_of[source]])
+            (copy / LOG_DIRECTORY / files_of[to]).write_bytes(before[files_of[source]])
         with pytest.raises(LogCorrupt, match="penstock repair"):
             Parts(copy, store=OPTIONS)
         killed = KilledFiles(calls)
         with suppress(Killed):
-            place(killed, copy / DIRECTORY)
-        if killed.calls < 0 and (copy / DIRECTORY / MARKER).exists():
+            place(killed, copy / LOG_DIRECTORY)
+        if killed.calls < 0 and (copy / LOG_DIRECTORY / MARKER).exists():
             with pytest.raises(LogCorrupt, match="penstock repair"):
                 Parts(copy, store=OPTIONS)
         repair_log(copy, dry_run=False, as_json=False)
@@ -270,7 +270,7 @@ def test_a_repair_puts_segments_back_and_may_be_killed_meanwhile(
             parts = Parts(copy, store=OPTIONS)
             assert drained(parts) == positions
             parts.close()
-        assert {name: (copy / DIRECTORY / name).read_bytes() for name in files_of[:-1]} == {
+        assert {name: (copy / LOG_DIRECTORY / name).read_bytes() for name in files_of[:-1]} == {
             name: before[name] for name in files_of[:-1]
         }
         shutil.rmtree(copy)

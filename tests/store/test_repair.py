@@ -14,7 +14,8 @@ import pytest
 from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown
 from penstock.store.files import SystemFiles, Usage
 from penstock.store.index.index import DAMAGED, DISCARDED
-from penstock.store.log.commitlog import DIRECTORY, CommitLog
+from penstock.store.log.commitlog import CommitLog
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import COPY_FIXED, HEADER_BYTES, Kind, Record, encode
 from penstock.store.recovery.repair import QUARANTINE, ROOM_BYTES, _filler_sizes, repair, survey
@@ -53,7 +54,7 @@ def _records(data_dir: Path) -> list[Record]:
 
 
 def _flip(data_dir: Path, position: int) -> None:
-    path = max(path for path in (data_dir / DIRECTORY).iterdir() if int(path.stem) <= position)
+    path = max(path for path in (data_dir / LOG_DIRECTORY).iterdir() if int(path.stem) <= position)
     with path.open("r+b") as file:
         file.seek(position - int(path.stem))
         byte = file.read(1)[0]
@@ -112,7 +113,7 @@ def test_a_missing_segment_is_filled_and_positions_stay_the_same(tmp_path: Path)
         positions.append(log.add(data, b"", len(data)))
         log.write()
     log.close()
-    paths = sorted((tmp_path / DIRECTORY).iterdir())
+    paths = sorted((tmp_path / LOG_DIRECTORY).iterdir())
     start, stop = int(paths[1].stem), int(paths[2].stem)
     paths[1].unlink()
     (damage,) = survey(tmp_path).damages
@@ -162,7 +163,7 @@ def test_a_durable_range_that_was_cut_off_is_filled(tmp_path: Path) -> None:
     _write_log(tmp_path)
     records = _records(tmp_path)
     cut = records[-3].position + 5
-    (segment,) = (tmp_path / DIRECTORY).iterdir()
+    (segment,) = (tmp_path / LOG_DIRECTORY).iterdir()
     os.truncate(segment, cut)
     (damage,) = survey(tmp_path).damages
     end = records[-1].position + records[-1].size
@@ -260,7 +261,7 @@ def test_a_partly_filled_range_is_filled(tmp_path: Path, written: int) -> None:
     _write_log(tmp_path)
     records = _records(tmp_path)
     victim = records[3]
-    (segment,) = (tmp_path / DIRECTORY).iterdir()
+    (segment,) = (tmp_path / LOG_DIRECTORY).iterdir()
     _flip(tmp_path, victim.position + 9)
     before = segment.read_bytes()
     repair(tmp_path, survey(tmp_path).damages)
@@ -308,7 +309,7 @@ def test_a_repair_without_room_for_its_copies_changes_nothing_and_says_how_much_
     _write_log(data_dir)
     damaged = _records(data_dir)[3]
     _flip(data_dir, damaged.position + 9)
-    (segment,) = (data_dir / DIRECTORY).iterdir()
+    (segment,) = (data_dir / LOG_DIRECTORY).iterdir()
     allocated = segment.stat().st_blocks * 512
     if is_linked:
         os.link(segment, tmp_path / "backup")

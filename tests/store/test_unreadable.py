@@ -11,8 +11,8 @@ import pytest
 from penstock.store.errors import LogCorrupt, RecordUnreadable
 from penstock.store.files import STEP_BYTES
 from penstock.store.index.index import Index
-from penstock.store.log.commitlog import DIRECTORY
 from penstock.store.log.logreader import read_log
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import Kind
 from penstock.store.recovery.repair import QUARANTINE, repair, survey
@@ -43,7 +43,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
 
 def blocks(data_dir: Path) -> Iterator[tuple[str, int]]:
     """Yield name of the file and number of each block of the log that has data."""
-    for path in sorted((data_dir / DIRECTORY).iterdir()):
+    for path in sorted((data_dir / LOG_DIRECTORY).iterdir()):
         for block in range((len(path.read_bytes().rstrip(b"\0")) + STEP_BYTES - 1) // STEP_BYTES):
             yield path.name, block
 
@@ -53,7 +53,7 @@ def touched(log: Log, name: str, block: int) -> set[int]:
     data_dir, found = log
     base = int(name.partition(".")[0])
     start = base + block * STEP_BYTES
-    stop = min(start + STEP_BYTES, base + (data_dir / DIRECTORY / name).stat().st_size)
+    stop = min(start + STEP_BYTES, base + (data_dir / LOG_DIRECTORY / name).stat().st_size)
     return {at for at, (position, size) in enumerate(found) if position < stop and start < position + size}
 
 
@@ -74,7 +74,7 @@ def test_whichever_block_is_unreadable_readers_leave_out_its_messages_and_no_oth
     files = UnreadableFiles()
     parts = Parts(tmp_path / "data", store=OPTIONS, files=files)
     for number, (name, block) in list(enumerate(blocks(data_dir)))[::every]:
-        path = tmp_path / "data" / DIRECTORY / name
+        path = tmp_path / "data" / LOG_DIRECTORY / name
         files.fail(path, block)
         left = [at for at in range(NUMBER) if at not in touched(log, name, block)]
         assert drained(parts, f"root{number}", "plant/#") == left
@@ -95,13 +95,13 @@ def test_whichever_block_is_unreadable_readers_leave_out_its_messages_and_no_oth
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.nightly)])
 def test_whichever_block_is_unreadable_a_repair_saves_everything_else(log: Log, tmp_path: Path, every: int) -> None:
     data_dir, found = log
-    last = max(path.name for path in (data_dir / DIRECTORY).iterdir())
+    last = max(path.name for path in (data_dir / LOG_DIRECTORY).iterdir())
     for number, (name, block) in enumerate(blocks(data_dir)):
         if number % (3 if name == last else 8 * every):
             continue
         copy, files = tmp_path / str(number), UnreadableFiles()
         shutil.copytree(data_dir, copy)
-        files.fail(copy / DIRECTORY / name, block)
+        files.fail(copy / LOG_DIRECTORY / name, block)
         if name == last:
             with pytest.raises(LogCorrupt, match=rf"segment {name} .*Input/output error.*penstock repair"):
                 Parts(copy, store=OPTIONS, files=files)
@@ -112,13 +112,13 @@ def test_whichever_block_is_unreadable_a_repair_saves_everything_else(log: Log, 
         (damage,) = survey(copy, files=files).damages
         lost = touched(log, name, block)
         start = int(name.partition(".")[0]) + block * STEP_BYTES
-        assert damage.unreadable == min(STEP_BYTES, (copy / DIRECTORY / name).stat().st_size - block * STEP_BYTES)
+        assert damage.unreadable == min(STEP_BYTES, (copy / LOG_DIRECTORY / name).stat().st_size - block * STEP_BYTES)
         assert damage.position <= start
         assert damage.position + damage.length >= min(start + STEP_BYTES, found[-1][0] + found[-1][1])
         repair(copy, [damage], files=files)
         assert survey(copy, files=files).damages == []
         kept = (copy / QUARANTINE / damage.copy_name).read_bytes()
-        whole = (data_dir / DIRECTORY / name).read_bytes()
+        whole = (data_dir / LOG_DIRECTORY / name).read_bytes()
         offset = damage.position - int(name.partition(".")[0])
         assert kept == b"".join(
             bytes([byte]) if (offset + at) // STEP_BYTES != block else b"\0"
@@ -134,10 +134,10 @@ def test_several_blocks_of_one_segment_are_repaired_together(log: Log, tmp_path:
     data_dir, _ = log
     copy, files = tmp_path / "data", UnreadableFiles()
     shutil.copytree(data_dir, copy)
-    name = min(path.name for path in (copy / DIRECTORY).iterdir())
+    name = min(path.name for path in (copy / LOG_DIRECTORY).iterdir())
     lost: set[int] = set()
     for block in (2, 3, 9):
-        files.fail(copy / DIRECTORY / name, block)
+        files.fail(copy / LOG_DIRECTORY / name, block)
         lost |= touched(log, name, block)
     damages = survey(copy, files=files).damages
     assert [damage.unreadable for damage in damages] == [2 * STEP_BYTES, STEP_BYTES]
@@ -152,9 +152,9 @@ def test_an_unreadable_tail_is_not_taken_for_a_torn_one(log: Log, tmp_path: Path
     copy, files = tmp_path / "data", UnreadableFiles()
     shutil.copytree(data_dir, copy)
     (copy / "synced").unlink()
-    name = max(path.name for path in (copy / DIRECTORY).iterdir())
+    name = max(path.name for path in (copy / LOG_DIRECTORY).iterdir())
     position = found[-1][0] - int(name.partition(".")[0])
-    files.fail(copy / DIRECTORY / name, position // STEP_BYTES)
+    files.fail(copy / LOG_DIRECTORY / name, position // STEP_BYTES)
     with pytest.raises(LogCorrupt, match="Input/output error"):
         Parts(copy, store=OPTIONS, files=files)
     findings = survey(copy, files=files)
@@ -166,7 +166,7 @@ def test_inspection_names_the_place_that_it_can_not_read(log: Log, tmp_path: Pat
     files = UnreadableFiles()
     shutil.copytree(data_dir, tmp_path / "data")
     name, block = list(blocks(data_dir))[-2]
-    files.fail(tmp_path / "data" / DIRECTORY / name, block)
+    files.fail(tmp_path / "data" / LOG_DIRECTORY / name, block)
     read = []
     with pytest.raises(RecordUnreadable, match=rf"segment {name} .*Input/output error"):
         read += list(read_log(tmp_path / "data", files=files))
@@ -185,7 +185,7 @@ def test_a_repaired_segment_keeps_the_zeros_at_its_end(tmp_path: Path) -> None:
     parts = Parts(tmp_path, store=OPTIONS, files=files)
     positions = parts.publish(*(b"%d:" % number + bytes(9000) for number in range(12)))
     parts.close()
-    first = min((tmp_path / DIRECTORY).iterdir())
+    first = min((tmp_path / LOG_DIRECTORY).iterdir())
     files.fail(first, 3)
     repair(tmp_path, survey(tmp_path, files=files).damages, files=files)
     parts = Parts(tmp_path, store=OPTIONS, files=files)
@@ -199,16 +199,16 @@ def test_a_block_of_what_the_next_segment_replaces_need_not_be_readable(log: Log
     data_dir, _ = log
     copy, files = tmp_path / "data", UnreadableFiles()
     shutil.copytree(data_dir, copy)
-    name = min(path.name for path in (copy / DIRECTORY).iterdir())
-    size = (copy / DIRECTORY / name).stat().st_size
-    with (copy / DIRECTORY / name).open("r+b") as file:
+    name = min(path.name for path in (copy / LOG_DIRECTORY).iterdir())
+    size = (copy / LOG_DIRECTORY / name).stat().st_size
+    with (copy / LOG_DIRECTORY / name).open("r+b") as file:
         file.truncate(size + 4 * STEP_BYTES)
         file.seek(size)
         file.write(b"x" * 3 * STEP_BYTES)
-    files.fail(copy / DIRECTORY / name, 2)
-    files.fail(copy / DIRECTORY / name, size // STEP_BYTES + 1)
+    files.fail(copy / LOG_DIRECTORY / name, 2)
+    files.fail(copy / LOG_DIRECTORY / name, size // STEP_BYTES + 1)
     repair(copy, survey(copy, files=files).damages, files=files)
-    assert (copy / DIRECTORY / name).stat().st_size == size
+    assert (copy / LOG_DIRECTORY / name).stat().st_size == size
     parts = Parts(copy, store=OPTIONS, files=files)
     lost = touched(log, name, 2)
     assert drained(parts, "new", "plant/#") == [at for at in range(NUMBER) if at not in lost]

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from penstock.store.errors import DiskFull, LogCorrupt
 from penstock.store.files import SYSTEM_FILES, File, Files, Mode, SystemFile, SystemFiles
-from penstock.store.log.commitlog import DIRECTORY, CommitLog
+from penstock.store.log.commitlog import CommitLog
 from penstock.store.log.logreader import read_log
 from penstock.store.log.rewriting import FRESH_SUFFIX
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.log.syncmark import FILE, Ending, Mark, SyncMark
 from penstock.store.options import KIB
 from penstock.store.record import Kind, encode
@@ -112,13 +113,13 @@ def test_only_what_the_mark_does_not_prove_is_written_anew(tmp_path: Path) -> No
     log.mark(log.written)
     marked = log.written
     append(log, 30, 1000)
-    before = (tmp_path / DIRECTORY / "00000000000000000000.log").stat().st_ino
+    before = (tmp_path / LOG_DIRECTORY / "00000000000000000000.log").stat().st_ino
     log.abandon()
     log = opened(tmp_path)
     assert numbers(log) == list(range(31))
     bases = [base for base, _ in log.segments()]
     assert bases == [0, max(record.position for record in log.scan(0) if record.position <= marked - marked % 4096)]
-    assert (tmp_path / DIRECTORY / "00000000000000000000.log").stat().st_ino == before
+    assert (tmp_path / LOG_DIRECTORY / "00000000000000000000.log").stat().st_ino == before
     log.close()
     log = opened(tmp_path)
     assert [base for base, _ in log.segments()] == bases, "the end was orderly"
@@ -132,7 +133,7 @@ def test_an_idle_node_that_is_killed_often_begins_no_segments(tmp_path: Path) ->
             append(log, number, 100)
         log.sync()
         log.abandon()
-    assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
+    assert len(list((tmp_path / LOG_DIRECTORY).iterdir())) == 1
 
 
 @pytest.mark.parametrize("ending", list(Ending))
@@ -202,7 +203,7 @@ def test_a_start_that_is_killed_anywhere_can_be_done_again(tmp_path: Path, has_m
         log = opened(tmp_path / "left")
         assert numbers(log) == list(range(30)), calls
         log.close()
-        assert not list((tmp_path / "left" / DIRECTORY).glob(f"*{FRESH_SUFFIX}"))
+        assert not list((tmp_path / "left" / LOG_DIRECTORY).glob(f"*{FRESH_SUFFIX}"))
         assert survey(tmp_path / "left") == ([], 0)
         shutil.rmtree(tmp_path / "left")
         if files.calls > 0:
@@ -217,7 +218,7 @@ def test_a_torn_tail_is_not_taken_along(tmp_path: Path) -> None:
     end = log.end
     append(log, 1, 1000)
     log.abandon()
-    os.truncate(tmp_path / DIRECTORY / "00000000000000000000.log", end + 500)
+    os.truncate(tmp_path / LOG_DIRECTORY / "00000000000000000000.log", end + 500)
     log = opened(tmp_path)
     assert numbers(log) == [0]
     append(log, 1, 10)
@@ -237,7 +238,7 @@ def test_pages_that_are_missing_after_a_failure_are_no_damage_if_none_was_durabl
     if ending is Ending.FAILED:
         log.note_failure("EIO", ends[0])
     log.abandon()
-    with (tmp_path / DIRECTORY / "00000000000000000000.log").open("r+b") as file:
+    with (tmp_path / LOG_DIRECTORY / "00000000000000000000.log").open("r+b") as file:
         file.seek(ends[1])
         file.write(bytes(ends[2] - ends[1]))
     if ending is Ending.FAILED:
@@ -262,10 +263,10 @@ def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path) -> None:
     log = opened(tmp_path)
     append(log, 0, 1000)
     log.abandon()
-    before = sorted(path.name for path in (tmp_path / DIRECTORY).iterdir())
+    before = sorted(path.name for path in (tmp_path / LOG_DIRECTORY).iterdir())
     with pytest.raises(DiskFull, match=r"\d+ bytes must be written anew.*no room.*start again"):
         opened(tmp_path, FullFiles())
-    assert sorted(path.name for path in (tmp_path / DIRECTORY).iterdir()) == before
+    assert sorted(path.name for path in (tmp_path / LOG_DIRECTORY).iterdir()) == before
     log = opened(tmp_path)
     assert numbers(log) == [0]
     log.close()

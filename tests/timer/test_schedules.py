@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.store.errors import LimitExceeded, TopicInvalid
-from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.log.syncmark import FILE as SYNCED
 from penstock.store.options import KIB, SECOND_MS, StoreOptions
 from penstock.store.properties import decode_properties
@@ -391,7 +391,7 @@ def test_wherever_the_log_is_cut_each_occurrence_is_sent_once(tmp_path: Path, mi
     for end in ends[::every]:
         cut = tmp_path / f"cut-{end}"
         shutil.copytree(data_dir, cut, ignore=shutil.ignore_patterns("index", SYNCED))
-        (segment,) = (cut / DIRECTORY).iterdir()
+        (segment,) = (cut / LOG_DIRECTORY).iterdir()
         with segment.open("r+b") as file:
             file.truncate(end)
         again = Parts(cut, ManualClock(clock.now_ms()))

@@ -12,7 +12,7 @@ import pytest
 from penstock import Client, SyncClient
 from penstock.pop.errors import AlreadyFired, AlreadyRecalled, InvalidHandle, RequestInvalid, UnknownMessage
 from penstock.pop.grpc import timerservicer
-from penstock.store.log.commitlog import DIRECTORY
+from penstock.store.log.segment import LOG_DIRECTORY
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
 from penstock.store.space.causer import Causer
@@ -90,7 +90,7 @@ async def test_a_message_whose_record_is_damaged_is_not_moved_and_stays_pending(
     tmp_path: Path, node: Node, client: Client
 ) -> None:
     sent = await client.send(TOPIC, b"x" * 100, delay=HOUR_MS / 1000, timer_key="k")
-    (segment,) = (tmp_path / "data" / DIRECTORY).iterdir()
+    (segment,) = (tmp_path / "data" / LOG_DIRECTORY).iterdir()
     with segment.open("r+b") as log:
         log.seek(segment.read_bytes().index(b"x" * 100))
         log.write(b"y")
@@ -107,7 +107,7 @@ async def test_a_message_whose_record_is_damaged_is_not_moved_and_stays_pending(
 
 async def test_a_message_whose_record_is_damaged_can_be_replaced(tmp_path: Path, node: Node, client: Client) -> None:
     sent = await client.send(TOPIC, b"x" * 100, delay=HOUR_MS / 1000, timer_key="k")
-    (segment,) = (tmp_path / "data" / DIRECTORY).iterdir()
+    (segment,) = (tmp_path / "data" / LOG_DIRECTORY).iterdir()
     with segment.open("r+b") as log:
         log.seek(segment.read_bytes().index(b"x" * 100))
         log.write(b"y")
