@@ -14,8 +14,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.spark.errors import ReadOptionInvalid
-from penstock.spark.java import java_version
-from penstock.spark.javaoutput import without_warnings
+from penstock.spark.java import java_version, without_warnings
 
 DRIVER_MEMORY = "2g"
 """Heap of the driver. On a local master all tasks share this heap, and with Spark's default of 1 GiB the shuffle of a few

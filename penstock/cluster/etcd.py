@@ -14,7 +14,7 @@ import grpc.aio
 from penstock.cluster.coordinator import Answer, Observer, ReplicaStatus
 from penstock.cluster.errors import KeyInvalid
 from penstock.cluster.etcdcalls import LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, RANGE, TXN, EtcdCalls, EtcdRefused
-from penstock.cluster.etcdoptions import EtcdOptions
+from penstock.cluster.options import EtcdOptions
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.shardkey import ABSENT, ReplicaId, ShardKey, name_of, replica_named
 from penstock.store.topics import excerpt

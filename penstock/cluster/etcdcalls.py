@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from penstock.cluster.etcdoptions import EtcdOptions
+from penstock.cluster.options import EtcdOptions
 from penstock.cluster.proto import etcd_pb2 as pb
 
 CALL_S = 1.5

@@ -6,11 +6,28 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.cluster.errors import FilesInvalid
-from penstock.cluster.etcdoptions import EtcdOptions
 from penstock.store.options import PORT_MAX, HostPort, OptionInvalid, option
 from penstock.store.pemfiles import load_certificate, load_roots
+
+
+class EtcdOptions(NamedTuple):
+    """Options of the connection to etcd."""
+
+    endpoints: tuple[str, ...]
+    """`HOST:PORT` of the client listeners of all members."""
+    user: str = ""
+    """Name of a user that may read and write the keys of the cluster; empty where etcd has no authentication."""
+    password: str = ""
+    root_certificates: bytes | None = None
+    """PEM of the roots by which etcd's certificates are checked. None: plain text."""
+    certificate: bytes | None = None
+    """PEM of the replica's certificate, where etcd asks for one."""
+    key: bytes | None = None
+    """PEM of the certificate's key."""
+
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

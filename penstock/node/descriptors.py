@@ -1,14 +1,21 @@
-"""The shares of a node's file descriptors: the store comes first, then gRPC and the admin listener; MQTT gets the others."""
+"""The shares of a node's file descriptors: the store comes first, then gRPC and the admin listener; MQTT gets the others.
+
+A supervisor such as systemd may pass a listening socket (`sd_listen_fds`). It keeps the socket open while the node restarts.
+Clients that connect meanwhile wait for the node, instead of being refused and waiting for longer and longer before they try
+again."""
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 from typing import Final, NamedTuple
 
 import structlog
 
 from penstock.node.errors import DescriptorsTooFew
 from penstock.store.descriptors import descriptor_limit, store_share
+from penstock.store.options import HostPort, OptionInvalid
 
 logger = structlog.get_logger("node")
 
@@ -80,3 +87,40 @@ def raise_descriptor_limit() -> None:
             why = str(error)
     log = logger.warning if why else logger.info
     log("descriptors.limit", before=soft, now=descriptor_limit(), hard=hard, **({"why": why} if why else {}))
+
+
+FIRST: Final = 3
+"""Descriptor of the first socket."""
+
+POP: Final = "pop"
+"""Name of the one socket that a node takes: that of the gRPC listener."""
+
+
+def inherited_listener() -> socket.socket | None:
+    """Return the socket for the gRPC listener that the supervisor of this process has passed; None if it passed none.
+
+    Raises:
+        OptionInvalid: The supervisor passes other sockets, or one that does not listen.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    count, names = os.environ.get("LISTEN_FDS", ""), os.environ.get("LISTEN_FDNAMES", "")
+    if count != "1" or names != POP:
+        raise OptionInvalid("LISTEN_FDNAMES", names, f"{POP}, for one socket (FileDescriptorName={POP} of systemd)")
+    try:
+        listener = socket.socket(fileno=FIRST)
+        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise OptionInvalid("LISTEN_FDS", count, f"the number of sockets from descriptor {FIRST} on ({error})") from error
+    if not listens:
+        raise OptionInvalid("LISTEN_FDS", count, "sockets that listen (ListenStream= and Accept=no of systemd)")
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        raise OptionInvalid("LISTEN_FDS", count, "sockets of TCP (an address with a port in ListenStream= of systemd)")
+    listener.set_inheritable(False)
+    return listener
+
+
+def address_of_listener(listener: socket.socket) -> HostPort:
+    """Return the address on which a TCP socket listens."""
+    host, port = listener.getsockname()[:2]
+    return HostPort(host, port)

@@ -31,21 +31,19 @@ from penstock.node.clustercontrol import ClusterControl
 from penstock.node.config import Config
 from penstock.node.control import Control
 from penstock.node.datafiles import refuse_foreign
-from penstock.node.descriptors import log_shares, shares_of
+from penstock.node.descriptors import address_of_listener, inherited_listener, log_shares, shares_of
 from penstock.node.exposure import check_exposure, pop_gate
 from penstock.node.holding import Holding
-from penstock.node.inherited import address_of_listener, inherited_listener
 from penstock.node.keysets import KeySetFetcher
 from penstock.node.lock import DataDirLock
 from penstock.node.looplag import LoopLag
 from penstock.node.metrics.access import AccessCollector
-from penstock.node.metrics.descriptors import DescriptorCollector
+from penstock.node.metrics.exposition import registry_of
 from penstock.node.metrics.grouptotals import GroupTotaller
 from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageCollector, MqttProtectionCollector
 from penstock.node.metrics.pop import PopCollector
-from penstock.node.metrics.program import ProgramCollector
+from penstock.node.metrics.program import DescriptorCollector, ProgramCollector
 from penstock.node.metrics.quotas import QuotaCollector
-from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.replication import ReplicationCollector
 from penstock.node.metrics.store import DelayedCollector, ScheduleCollector, StoreCollector
 from penstock.node.metrics.tables import TablesCollector

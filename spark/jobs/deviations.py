@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from penstock.spark.jobs.bounds import check_bounds
-from penstock.spark.jobs.script import run
+from penstock.spark.jobs.script import check_bounds, run
 
 ROUNDING = 1e-9
 """Differences from a mean up to this share of it are errors of rounding. They are no deviation where all values were equal."""

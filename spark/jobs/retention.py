@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from penstock.spark.jobs.bounds import check_bounds
-from penstock.spark.jobs.script import run
+from penstock.spark.jobs.script import check_bounds, run
 from penstock.spark.jobs.traffic import DAY_MS, message_bytes, prefix
 
 DAYS_MIN = 0.001

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from penstock.spark import messages, segments
-from penstock.spark.errors import ReconcileError
+from penstock.spark.errors import ReadOptionInvalid, ReconcileError
 from penstock.spark.reconciliation.command import LOCAL_MASTER, status_of
 from penstock.spark.session import open_session
 from penstock.store.errors import StoreError
@@ -54,3 +54,14 @@ def moment_ms(text: str) -> int:
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is no time. Give one such as 2026-11-28T12:00:00+01:00.") from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def check_bounds(least: float, **values: float | None) -> None:
+    """Check values by their names. None is always valid.
+
+    Raises:
+        ReadOptionInvalid: a value is below `least`.
+    """
+    for name, value in values.items():
+        if value is not None and not value >= least:
+            raise ReadOptionInvalid(f"{name} is {value}, but must be at least {least}.")

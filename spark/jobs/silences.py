@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from penstock.spark.jobs.bounds import check_bounds
-from penstock.spark.jobs.script import moment_ms, run
+from penstock.spark.jobs.script import check_bounds, moment_ms, run
 
 USUAL_SHARE = 0.9
 """Share of the pauses of a device that are no longer than its usual interval. Neither bursts nor rare outages change it."""

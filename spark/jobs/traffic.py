@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from penstock.spark.jobs.bounds import check_bounds
-from penstock.spark.jobs.script import run
+from penstock.spark.jobs.script import check_bounds, run
 from penstock.store.record import HEADER_BYTES
 
 DAY_MS = 24 * 3_600_000

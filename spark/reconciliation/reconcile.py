@@ -1,10 +1,18 @@
-"""Pairs every checkpoint in the log with its end, and writes the report."""
+"""Pairs every checkpoint in the log with its end, and writes the report.
+
+A run makes its report in a hidden directory beside it, and removes those that killed runs have left.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +23,11 @@ import pyarrow.parquet as pq
 from penstock.spark import segments
 from penstock.spark.errors import ReadOptionInvalid, ReportDirInUse
 from penstock.spark.parquet.files import DIRECTORY, reading
-from penstock.spark.reconciliation import page, steps
+from penstock.spark.reconciliation import page
+from penstock.spark.reconciliation import tables as steps
 from penstock.spark.reconciliation.engines import Engine, Row
 from penstock.spark.reconciliation.inputs import Inputs, prepare
 from penstock.spark.reconciliation.nodecheck import NodeState, ReadState, compare, read_together
-from penstock.spark.reconciliation.scratch import scratch_beside
 from penstock.spark.reconciliation.selection import register_narrowed, report_filter
 from penstock.spark.reconciliation.summary import (
     REPORT,
@@ -309,3 +317,51 @@ def _replace(report: Path, target: Path, scratch: Path) -> None:
     if target.exists():
         os.rename(target, scratch / "earlier")
     os.rename(report, target)
+
+
+LOCK = "reconcile.lock"
+"""File that a run locks as long as it lasts. The kernel releases the lock of a process that was killed."""
+
+
+@contextmanager
+def scratch_beside(target: Path) -> Iterator[Path]:
+    """Make a hidden directory beside `target`, and remove it in the end. Those of runs that were killed are removed first."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(target)
+    scratch, descriptor = _locked_directory(target)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _locked_directory(target: Path) -> tuple[Path, int]:
+    """Return a new directory, and the descriptor of its locked file."""
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        descriptor = os.open(scratch / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # A file system without locks has none for the next run either, which then removes nothing.
+            flock(descriptor, LOCK_EX)
+        if (scratch / LOCK).exists():
+            return scratch, descriptor
+        os.close(descriptor)  # Another run has taken the file before the lock, and removed the directory.
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove the directories beside `target` whose file nobody locks. One without such a file is somebody else's."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]+")
+    for directory in target.parent.iterdir():
+        if pattern.fullmatch(directory.name):
+            with suppress(OSError):  # The run goes on, has just ended, or is another user's.
+                _remove_unlocked(directory)
+
+
+def _remove_unlocked(directory: Path) -> None:
+    """Remove a directory of a run that was killed. Raises OSError if it is none."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        flock(descriptor, LOCK_EX | LOCK_NB)
+        shutil.rmtree(directory)
+    finally:
+        os.close(descriptor)

@@ -16,7 +16,7 @@ from penstock.cluster import etcd as etcd_module
 from penstock.cluster.coordinator import Answer, ReplicaStatus
 from penstock.cluster.errors import KeyInvalid
 from penstock.cluster.etcd import EtcdCoordinator
-from penstock.cluster.etcdoptions import EtcdOptions
+from penstock.cluster.options import EtcdOptions
 from penstock.cluster.shardkey import ABSENT, ShardKey
 from tests.cluster.etcdserver import EtcdServers, etcd_servers
 from tests.cluster.observed import Observed

@@ -18,7 +18,7 @@ from penstock.spark import reconcile
 from penstock.spark.errors import ReadOptionInvalid
 from penstock.spark.parquet.schema import MESSAGES
 from penstock.spark.parquet.writer import ARROW_TYPES
-from penstock.spark.reconciliation import steps
+from penstock.spark.reconciliation import tables as steps
 from penstock.spark.reconciliation.engines import DuckEngine, SparkEngine
 from penstock.spark.reconciliation.reconcile import ReconcileOptions
 from penstock.spark.reconciliation.reconcile import reconcile as reconcile_with

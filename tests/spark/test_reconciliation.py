@@ -31,7 +31,8 @@ from penstock.spark.errors import (
 )
 from penstock.spark.parquet.schema import MESSAGES
 from penstock.spark.parquet.writer import ARROW_TYPES, backfill
-from penstock.spark.reconciliation import steps, terminal
+from penstock.spark.reconciliation import tables as steps
+from penstock.spark.reconciliation import terminal
 from penstock.spark.reconciliation.command import choose, run, status_of
 from penstock.spark.reconciliation.engines import DuckEngine, Row
 from penstock.spark.reconciliation.reconcile import ReconcileOptions, check_out, reconcile
@@ -513,7 +514,7 @@ def test_a_run_that_fails_leaves_the_report_before(tmp_path: Path) -> None:
 HOLDS = """
 import sys
 from pathlib import Path
-from penstock.spark.reconciliation.scratch import scratch_beside
+from penstock.spark.reconciliation.reconcile import scratch_beside
 
 with scratch_beside(Path(sys.argv[1])) as scratch:
     print(scratch, flush=True)

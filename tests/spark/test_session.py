@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
-from penstock.spark import java, javaoutput, session
+from penstock.spark import java, session
+from penstock.spark import java as javaoutput
 from penstock.spark.errors import JavaMissing
 
 

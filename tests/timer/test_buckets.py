@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.backup.timercomparison import compare_timers
+from penstock.backup.comparison import compare_timers
 from penstock.store.errors import IndexDamaged
 from penstock.store.options import MINUTE_MS, StoreOptions
 from penstock.store.properties import Properties, encode_properties

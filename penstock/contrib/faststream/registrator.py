@@ -13,7 +13,6 @@ from faststream._internal.constants import EMPTY
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.middlewares import AckPolicy
 
-from penstock.contrib.faststream.batchsubscriber import BatchSubscriber
 from penstock.contrib.faststream.command import SendOptions
 from penstock.contrib.faststream.publisher import PenstockPublisher
 from penstock.contrib.faststream.settings import (
@@ -25,9 +24,8 @@ from penstock.contrib.faststream.settings import (
     PenstockSubscriberSpecificationConfig,
     address_of,
 )
-from penstock.contrib.faststream.singlesubscriber import SingleSubscriber
 from penstock.contrib.faststream.specification import PenstockPublisherSpecification, PenstockSubscriberSpecification
-from penstock.contrib.faststream.subscriber import PenstockSubscriber
+from penstock.contrib.faststream.subscriber import BatchSubscriber, PenstockSubscriber, SingleSubscriber
 from penstock.pop.client.durations import Duration, seconds
 from penstock.pop.client.message import Message
 from penstock.pop.client.requests import Start

@@ -9,6 +9,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 SLICE_S = 0.002
 """Seconds of the event loop that a scrape takes at a time, about."""
@@ -77,3 +79,12 @@ def _without_comments(text: bytes) -> bytes:
     while text.startswith(b"# "):
         text = text.partition(b"\n")[2]
     return text
+
+
+def registry_of(*collectors: Collector) -> CollectorRegistry:
+    """Return a registry with the collectors of a node's parts, and the figures of its process."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    ProcessCollector(registry=registry)
+    return registry
