@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from penstock.pop.core.sqlparser import SqlParser
-from penstock.pop.core.sqlvalues import Condition
+from penstock.pop.core.sql import Condition, SqlParser
 from penstock.pop.errors import ExpressionInvalid
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.record import properties_of
