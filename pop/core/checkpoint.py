@@ -1,14 +1,26 @@
-"""A checkpoint: the deliveries of one pop, and which of them are still open."""
+"""Checkpoints: the deliveries of each pop, which of them are still open, and their rows in the index.
+
+Rows of the index: key b"C", position of the checkpoint u64 big-endian, value `Checkpoint.row`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
-from penstock.store.bodies import CHECKPOINT_ENTRY
-from penstock.store.index.rowformats import CHECKPOINT_ROW, KEEPER_MARK
-from penstock.store.record import LEVEL_MASK, SURVIVED, Flag
+from penstock.store.bodies import CHECKPOINT_ENTRY, REFERENCE
+from penstock.store.index.index import Batch, Index
+from penstock.store.index.rowformats import CHECKPOINT_ROW, KEEPER_MARK, KeySpace
+from penstock.store.recent import RecentIds
+from penstock.store.record import LEVEL_MASK, SURVIVED, Flag, Record
+
+if TYPE_CHECKING:
+    from penstock.pop.core.damages import DamagedRanges
+    from penstock.pop.core.deadlines import Deadlines
+    from penstock.pop.core.group import ConsumerGroup
+    from penstock.store.clocksteps import ClockStep
 
 ATTEMPT_ID_BYTES_MAX = 255
 
@@ -22,6 +34,12 @@ INDEX_BITS = 16
 """Bits of a delivery id that hold the index. A pop hands out at most 16,384 messages. The other 48 bits hold a position,
 which suffices for 256 TiB of log."""
 INDEX_MASK = (1 << INDEX_BITS) - 1
+
+CLOSED_REMEMBERED = 50_000
+"""Closed checkpoints that are remembered, so that their handles get an exact answer (acknowledged, replaced). The handles of
+older ones get the answer "expired"."""
+
+_CHECKPOINT_KEY = Struct(">cQ")
 
 
 def delivery_id(checkpoint: int, index: int = 0) -> int:
@@ -213,3 +231,187 @@ class Checkpoint:
         sets = [int.from_bytes(row[sets_from + i * size : sets_from + (i + 1) * size], "little") for i in range(3)]
         checkpoint.open, checkpoint.acked, checkpoint.replaced = sets
         return checkpoint
+
+
+# --- indexes of deliveries --------------------------------------------------------------------------------------------
+# The indexes that are acknowledged together are usually all of a checkpoint, and in order. Two rows of bytes hold them, the low
+# bytes and the high ones. Handles and references have the same bytes as columns, so whole columns are sliced and compared, and
+# no integer is made for a single index. (numpy can do the same, but its fixed costs exceed all the work on a batch of 32.)
+
+REFERENCE_BYTES = REFERENCE.size
+_POSITION_BYTES = 8
+assert REFERENCE.pack(0x0102030405060708, 0x0A0B) == bytes((8, 7, 6, 5, 4, 3, 2, 1, 0x0B, 0x0A, 0, 0))
+
+# The numbers from 0 to 65,535 as two rows of bytes: bits 0 to 7 of each, and bits 8 to 15 of each.
+_LOW = bytes(range(256)) * 256
+_HIGH = b"".join(bytes((high,)) * 256 for high in range(256))
+
+
+class Indexes(NamedTuple):
+    """One or more indexes from 0 to 65,535: bits 0 to 7 of each, and bits 8 to 15 of each."""
+
+    low: bytes
+    high: bytes
+
+    @classmethod
+    def below(cls, count: int) -> Indexes:
+        """Return 0 to `count` - 1."""
+        return cls(_LOW[:count], _HIGH[:count])
+
+    @property
+    def number(self) -> int:
+        """Number of indexes."""
+        return len(self.low)
+
+    def each(self) -> range | list[int]:
+        """Return the indexes as integers; as a range if they are consecutive."""
+        low, high = self
+        first = low[0] | high[0] << 8
+        stop = first + len(low)
+        if low == _LOW[first:stop] and high == _HIGH[first:stop]:
+            return range(first, stop)
+        return [below | above << 8 for below, above in zip(low, high, strict=True)]
+
+    def mask(self) -> int:
+        """Return the indexes as a bit set. If an index occurs twice, the set has fewer bits than `number`."""
+        each = self.each()
+        if isinstance(each, range):
+            return ((1 << len(each)) - 1) << each.start
+        bits = bytearray((max(each) >> 3) + 1)
+        for index in each:
+            bits[index >> 3] |= 1 << (index & 7)
+        return int.from_bytes(bits, "little")
+
+    def references(self, checkpoint: int) -> bytes:
+        """Return references to these deliveries of the checkpoint at a position, `REFERENCE` each."""
+        body = bytearray(REFERENCE.pack(checkpoint, 0) * len(self.low))
+        body[_POSITION_BYTES::REFERENCE_BYTES] = self.low
+        body[_POSITION_BYTES + 1 :: REFERENCE_BYTES] = self.high
+        return bytes(body)
+
+
+def runs_of(references: bytes) -> list[tuple[int, Indexes]]:
+    """Return position and indexes for each run of references to the same checkpoint."""
+    runs = []
+    at, end = 0, len(references)
+    while at < end:
+        position = references[at : at + _POSITION_BYTES]
+        stop = at + REFERENCE_BYTES
+        while references.startswith(position, stop):
+            stop += REFERENCE_BYTES
+        low = references[at + _POSITION_BYTES : stop : REFERENCE_BYTES]
+        high = references[at + _POSITION_BYTES + 1 : stop : REFERENCE_BYTES]
+        runs.append((int.from_bytes(position, "little"), Indexes(low, high)))
+        at = stop
+    return runs
+
+
+class CheckpointTable:
+    """The open checkpoints, and the last closed ones. Only applying a record changes it.
+
+    Parameters:
+        deadlines: gets each checkpoint that opens, and forgets each that closes.
+        groups: by id.
+        damages: the damaged ranges of the log.
+    """
+
+    def __init__(self, deadlines: Deadlines, groups: Mapping[int, ConsumerGroup], damages: DamagedRanges) -> None:
+        self._deadlines = deadlines
+        self._groups = groups
+        self._damages = damages
+        self.open: dict[int, Checkpoint] = {}
+        """Checkpoints with open deliveries, by position."""
+        self.closed: RecentIds[int, Checkpoint] = RecentIds(CLOSED_REMEMBERED)
+        """The last checkpoints that were closed, without their entries."""
+        self.by_keeper: dict[str, set[int]] = {}
+        """Positions of the open checkpoints whose deliveries stay with devices, by keeper."""
+        self._changed: set[int] = set()
+        self._new: set[int] = set()
+        """Positions of the checkpoints that have no row yet."""
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Add a new checkpoint."""
+        self.open[checkpoint.position] = checkpoint
+        self._changed.add(checkpoint.position)
+        self._new.add(checkpoint.position)
+        self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+        if checkpoint.waits:
+            self._groups[checkpoint.group_id].delayed += checkpoint.open.bit_count()
+        elif checkpoint.is_exclusive:
+            self._groups[checkpoint.group_id].alone += 1
+        if checkpoint.keeper:
+            self.by_keeper.setdefault(checkpoint.keeper, set()).add(checkpoint.position)
+
+    def open_delivery(self, record: Record, position: int, index: int) -> Checkpoint | None:
+        """Return the checkpoint of a delivery that a record ends. Return None, and log it, if damage has destroyed it."""
+        checkpoint = self.open.get(position)
+        if checkpoint is not None and checkpoint.open >> index & 1:
+            return checkpoint
+        self._damages.skip(record, "delivery", f"{position}:{index}")
+        return None
+
+    def close(self, checkpoint: Checkpoint, mask: int) -> None:
+        """Close the deliveries of a bit set. The checkpoint closes with its last delivery, and its deadline is forgotten."""
+        assert checkpoint.open & mask == mask, (checkpoint.position, mask)
+        checkpoint.open ^= mask
+        self._changed.add(checkpoint.position)
+        if checkpoint.waits:
+            self._groups[checkpoint.group_id].delayed -= mask.bit_count()
+        if not checkpoint.open:
+            del self.open[checkpoint.position]
+            if checkpoint.keeper:
+                positions = self.by_keeper[checkpoint.keeper]
+                positions.discard(checkpoint.position)
+                if not positions:
+                    del self.by_keeper[checkpoint.keeper]
+            elif checkpoint.attempt_id:
+                attempt_ids = self._groups[checkpoint.group_id].attempt_ids
+                if attempt_ids.get(checkpoint.attempt_id) == checkpoint.position:
+                    del attempt_ids[checkpoint.attempt_id]
+            if checkpoint.is_exclusive:
+                self._groups[checkpoint.group_id].alone -= 1
+            self._deadlines.forget(checkpoint)
+            self.closed.add(checkpoint.position, checkpoint.without_entries())
+
+    def let_wait(self, checkpoint: Checkpoint) -> None:
+        """Note that the open deliveries of a checkpoint wait for their back-off: their consumer's time is over.
+
+        No record says so. After the next start their deadline passes again, and this is called again.
+        """
+        if not checkpoint.waits:
+            group = self._groups[checkpoint.group_id]
+            group.delayed += checkpoint.open.bit_count()
+            group.alone -= checkpoint.is_exclusive
+            checkpoint.waits = True
+
+    def move_deadlines(self, step: ClockStep) -> None:
+        """Move the deadlines that were set in the window of a step of the clock: their invisible times are not over sooner."""
+        for checkpoint in self.open.values():
+            if step.covers(checkpoint.pop_ms) and checkpoint.deadline_ms > step.end_ms:
+                self._deadlines.forget(checkpoint)
+                checkpoint.deadline_ms += step.step_ms
+                self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+                self._changed.add(checkpoint.position)
+
+    def load(self, index: Index) -> None:
+        """Read all rows. The groups must have been loaded before."""
+        for key, value in index.rows(bytes(KeySpace.CHECKPOINT)):
+            checkpoint = Checkpoint.from_row(_CHECKPOINT_KEY.unpack(key)[1], value)
+            self.add(checkpoint)
+            group = self._groups[checkpoint.group_id]
+            group.in_flight += checkpoint.open.bit_count()
+            if checkpoint.attempt_id and not checkpoint.keeper:
+                group.attempt_ids[checkpoint.attempt_id] = checkpoint.position
+        self._changed.clear()
+        self._new.clear()
+
+    def save(self, batch: Batch) -> None:
+        """Put all rows that changed since the last call into `batch`."""
+        for position in self._changed:
+            checkpoint = self.open.get(position)
+            if checkpoint is not None:
+                batch.put(_CHECKPOINT_KEY.pack(KeySpace.CHECKPOINT, position), checkpoint.row())
+            elif position not in self._new:
+                batch.delete(_CHECKPOINT_KEY.pack(KeySpace.CHECKPOINT, position))
+        self._changed.clear()
+        self._new.clear()

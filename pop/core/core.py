@@ -18,17 +18,16 @@ from penstock.pop.core.acking import Acknowledger
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.counters import PopCounters
+from penstock.pop.core.deadletters import DeadLetters
 from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.judging import Judge
 from penstock.pop.core.longpolls import LongPolls
-from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.popping import Popper
 from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.records import GroupRecords
-from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.revival import Revival
 from penstock.pop.core.settling import Settlement
 from penstock.pop.core.state import PopState
@@ -79,8 +78,7 @@ class PopCore:
         self.polls = LongPolls(popper, store.space, options, self.counters, self.unsynced)
         serve = self.polls.serve
         self.admin = GroupAdmin(store, state, self.groups, records, serve, options)
-        self.dead_letter_admin = DeadLetterAdmin(store, state, records, serve)
-        self.dead_letter_origins = DeadLetterOrigins(state)
+        self.dead_letters = DeadLetters(store, state, records, serve)
         judge = Judge(state, handles, now_ms)
         acknowledger = Acknowledger(state, records, handles, judge, serve, now_ms, self.counters)
         visibility = Visibility(state, records, handles, judge, serve, now_ms, options.invisible_ms_max)

@@ -11,17 +11,16 @@ from penstock.pop.core.checkpoint import (
     FROM_QUEUE,
     FROM_RETRY,
     Checkpoint,
+    CheckpointTable,
     Entry,
     entries_of,
     last_of,
+    runs_of,
 )
-from penstock.pop.core.checkpointtable import CheckpointTable
 from penstock.pop.core.damages import DamagedRanges
-from penstock.pop.core.deadletters import DeadLetter, DeadLetters, Reason
+from penstock.pop.core.deadletters import DEAD_LETTERS, DeadLetter, DeadLetterTable, Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.grouptable import GroupTable
-from penstock.pop.core.indexes import runs_of
-from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import NO_KEY, Parked
 from penstock.pop.core.suspicion import returned
 from penstock.store.bodies import CHANGE_ENTRY, REFERENCE, TIMER_ENTRY
@@ -46,7 +45,7 @@ class DeliveryChanges:
         self,
         groups: GroupTable,
         checkpoints: CheckpointTable,
-        dead_letters: DeadLetters,
+        dead_letters: DeadLetterTable,
         damages: DamagedRanges,
         queues: Queues,
     ) -> None:

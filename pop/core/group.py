@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import orjson
 
 from penstock.pop.backoff import Backoff
+from penstock.pop.core.deadletters import DEAD_LETTERS, RedrivenMessages
 from penstock.pop.core.expression import Expression, compile_expression
-from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import FifoOrder
-from penstock.pop.core.redriven import RedrivenMessages
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import orjson
 
-from penstock.pop.core.checkpointtable import CheckpointTable
+from penstock.pop.core.checkpoint import CheckpointTable
 from penstock.pop.core.damages import DamagedRanges
-from penstock.pop.core.deadletters import DeadLetters
+from penstock.pop.core.deadletters import DEAD_LETTERS, DeadLetterTable
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.grouptable import GroupTable
-from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE
@@ -41,7 +40,7 @@ class GroupChanges:
         self,
         groups: GroupTable,
         checkpoints: CheckpointTable,
-        dead_letters: DeadLetters,
+        dead_letters: DeadLetterTable,
         damages: DamagedRanges,
         queues: Queues,
         options: PopOptions,

@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from penstock.pop.core.damages import DamagedRanges
+from penstock.pop.core.deadletters import RedrivenMessages, delete_redriven
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import delete_order
-from penstock.pop.core.redriven import RedrivenMessages, delete_redriven
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.index.index import Batch, Index, KeySpace

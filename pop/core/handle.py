@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import structlog
 
-from penstock.pop.core.indexes import Indexes
+from penstock.pop.core.checkpoint import Indexes
 from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
 
 logger = structlog.get_logger("pop")

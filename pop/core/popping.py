@@ -7,9 +7,8 @@ import structlog
 
 from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
 from penstock.pop.core.counters import PopCounters
-from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.deadletters import DEAD_LETTERS, Reason
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.poptraces import NO_PROPERTIES_LEN, PopTraces
 from penstock.pop.core.records import GroupRecords

@@ -5,9 +5,8 @@ from __future__ import annotations
 import orjson
 
 from penstock.pop.core.counters import PopCounters
-from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.deadletters import DEAD_LETTERS, Reason
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.state import PopState
 from penstock.store.record import POP_FIXED, Flag, Kind

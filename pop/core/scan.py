@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.pop.core.deadletters import DeadLetters
+from penstock.pop.core.deadletters import DeadLetterTable
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import NO_KEY, PARKED_MAX, FifoOrder, Parked, order_key
 from penstock.pop.core.suspicion import ALONE, lowest, together_max
@@ -63,7 +63,7 @@ class Scan:
     def __init__(
         self,
         group: ConsumerGroup,
-        dead_letters: DeadLetters,
+        dead_letters: DeadLetterTable,
         store: Store,
         read: Callable[[int, int], bytes | None],
         in_order_max: int = 1,

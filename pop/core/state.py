@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from penstock.pop.core.checkpoint import Checkpoint
-from penstock.pop.core.checkpointtable import CheckpointTable
+from penstock.pop.core.checkpoint import Checkpoint, CheckpointTable
 from penstock.pop.core.damages import DamagedRanges
-from penstock.pop.core.deadletters import DeadLetter, DeadLetters
+from penstock.pop.core.deadletters import DEAD_LETTERS, DeadLetter, DeadLetterTable
 from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.deliverychanges import DeliveryChanges
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groupchanges import GroupChanges
 from penstock.pop.core.grouptable import GroupTable
-from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.options import PopOptions
 from penstock.store.clocksteps import step_of
 from penstock.store.index.index import Batch, Index
@@ -64,7 +62,7 @@ class PopState:
         self._damages = DamagedRanges()
         self._groups = GroupTable(queues, self._damages, arrived, options)
         self._checkpoints = CheckpointTable(deadlines, self._groups.by_id, self._damages)
-        self.dead_letters = DeadLetters()
+        self.dead_letters = DeadLetterTable()
         self._group_changes = GroupChanges(
             self._groups, self._checkpoints, self.dead_letters, self._damages, queues, options, ledger
         )
@@ -74,8 +72,8 @@ class PopState:
         self.groups_by_id = self._groups.by_id
         self.checkpoints = self._checkpoints.open
         """Checkpoints with open deliveries, by position."""
-        self.kept = self._checkpoints.kept
-        """Positions of the open checkpoints that devices keep, by keeper."""
+        self.by_keeper = self._checkpoints.by_keeper
+        """Positions of the open checkpoints whose deliveries stay with devices, by keeper."""
         self.closed = self._checkpoints.closed
         """The last checkpoints that were closed, without their entries."""
 

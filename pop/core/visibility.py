@@ -136,7 +136,7 @@ class Visibility:
     def kept_by(self, keeper: str) -> list[int]:
         """Return the ids of the open deliveries that `extend` has moved for a keeper."""
         found = []
-        for position in sorted(self._state.kept.get(keeper, ())):
+        for position in sorted(self._state.by_keeper.get(keeper, ())):
             found += [delivery_id(position, index) for index in self._state.checkpoints[position].open_indexes()]
         return found
 

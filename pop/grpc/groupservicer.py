@@ -9,10 +9,10 @@ from penstock.pop.access.caller import causer_of_call
 from penstock.pop.backoff import Backoff, ExponentialBackoff
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deadletters import DEAD_LETTERS_MAX
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import message_id
-from penstock.pop.core.redrive import DEAD_LETTERS_MAX
 from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.errors import RequestInvalid
@@ -38,8 +38,7 @@ class GroupServicer:
         self._groups = core.groups
         self._checkpoints = core.checkpoints
         self._admin = core.admin
-        self._dead_letters = core.dead_letter_admin
-        self._origins = core.dead_letter_origins
+        self._dead_letters = core.dead_letters
         self._read = core.read
         self._store = store
 
@@ -92,7 +91,7 @@ class GroupServicer:
         for letter in self._dead_letters.list(request.group, after, count):
             data = self._read(letter.position, letter.size)
             topic = decode(data).topic.decode() if data is not None else ""
-            found.append(dead_letter(letter, request.group, self._origins.filter_of(letter), topic))
+            found.append(dead_letter(letter, request.group, self._dead_letters.filter_of(letter), topic))
         return pb.ListDeadLettersResponse(dead_letters=found)
 
     @with_status
@@ -112,7 +111,7 @@ class GroupServicer:
         data = self._read(letter.position, letter.size)
         message = stored_message(decode(data)) if data is not None else pb.PoppedMessage()
         message.message_id = message_id(letter.position)
-        message.dead_letter.CopyFrom(dead_letter(letter, request.group, self._origins.filter_of(letter), message.topic))
+        message.dead_letter.CopyFrom(dead_letter(letter, request.group, self._dead_letters.filter_of(letter), message.topic))
         return pb.GetDeadLetterResponse(message=message)
 
     @with_status

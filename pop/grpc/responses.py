@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.pop.core.deadletters import DeadLetter
+from penstock.pop.core.deadletters import DeadLetter, DeadLetters
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
-from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.poll import PopResult
 from penstock.pop.grpc.wire import popped_messages
 from penstock.pop.proto import pop_pb2 as pb
@@ -17,19 +16,19 @@ class PopResponses:
     """Makes the responses of pops.
 
     Parameters:
-        origins: finds the origins of dead letters.
+        dead_letters: tells where dead letters came from.
         handles: makes the handles of deliveries.
     """
 
-    def __init__(self, origins: DeadLetterOrigins, handles: Handles) -> None:
-        self._origins = origins
+    def __init__(self, dead_letters: DeadLetters, handles: Handles) -> None:
+        self._dead_letters = dead_letters
         self._handles = handles
 
     def messages(self, result: PopResult) -> bytes:
         """Return the fields `messages` and `invisible_ms` of a PopResponse or a ConsumeResponse."""
         checkpoint = result.checkpoint
         handles = self._handles.deliveries_joined(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
-        origins = self._origins.of_checkpoint(checkpoint)
+        origins = self._dead_letters.origins(checkpoint)
         dead = {index: dead_letter(letter, group, origin, "") for index, (letter, group, origin) in origins.items()}
         deadline_ms = checkpoint.deadline_ms
         return popped_messages(checkpoint.body, result.records, handles, deadline_ms, deadline_ms - checkpoint.pop_ms, dead)

@@ -48,7 +48,7 @@ class PopServicer:
     ) -> None:
         self.unsynced = core.unsynced
         """Room for messages that were handed out and wait for the sync of their checkpoint."""
-        responses = PopResponses(core.dead_letter_origins, handles)
+        responses = PopResponses(core.dead_letters, handles)
         self.Send = SendMethods(store, sender, options.message_bytes_max).Send
         self.Pop = PopMethods(core, core.groups, store, responses, options).Pop
         self.Consume = ConsumeMethods(core, store, handles, responses, options).Consume

@@ -17,9 +17,9 @@ from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.checkpoint import FROM_QUEUE, Entry
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deadletters import DEAD_LETTERS
 from penstock.pop.core.expression import Expression, compile_expression
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.popping import expires_at_ms_of
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import GroupUnknown, Overloaded

@@ -310,7 +310,7 @@ async def test_a_refused_message_becomes_a_dead_letter_and_goes_to_no_other_memb
     await until(lambda: group_of(broker).dead_letter_count == 1)
     assert await one.drained() == await two.drained() == []
     assert group_of(broker).in_flight == 0
-    (letter,) = broker.node.pop.dead_letter_admin.list("g")
+    (letter,) = broker.node.pop.dead_letters.list("g")
     assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
 
 

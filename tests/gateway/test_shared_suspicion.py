@@ -56,7 +56,7 @@ async def test_a_message_that_ends_its_consumers_is_the_only_dead_letter(broker:
     await live(broker, "last", got)
     assert got == set(GOOD)
     assert (group_of(broker).visible, group_of(broker).in_flight, group_of(broker).dead_letter_count) == (0, 0, 1)
-    (letter,) = broker.node.pop.dead_letter_admin.list("g")
+    (letter,) = broker.node.pop.dead_letters.list("g")
     assert (letter.reason, letter.attempts, letter.detail) == (Reason.ATTEMPTS_EXHAUSTED, ATTEMPTS_MAX, LOST)
     assert broker.node.pop.counters.uncounted > 0
     assert broker.node.gateway.counters.deliveries_untaken == 0

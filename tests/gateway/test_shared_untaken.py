@@ -94,7 +94,7 @@ async def test_a_message_that_no_member_can_take_becomes_a_dead_letter_that_says
         expire_deliveries(broker, BACKOFF_MS)
         await until(lambda: group_of(broker).dead_letter_count == 3)
     assert (group_of(broker).in_flight, untaken(broker), broker.node.pop.counters.acked) == (0, 6, 0)
-    for letter in broker.node.pop.dead_letter_admin.list("g"):
+    for letter in broker.node.pop.dead_letters.list("g"):
         assert (letter.reason, letter.attempts, letter.detail) == (Reason.ATTEMPTS_EXHAUSTED, 2, share_group.UNTAKEN)
     lines = [line for line in logs if line["event"] == "shared.untaken"]
     assert [(line["group"], line["filter"], line["topic"], line["members"]) for line in lines] == [("g", "a/#", "a/b", 1)]
@@ -202,7 +202,7 @@ async def redrive_expired(broker: Broker) -> None:
     assert taken is not None
     assert pop.settle(Kind.POP_DEAD_LETTER, [delivery_id(taken.checkpoint.position)]) == 1
     broker.clock.advance(61_000)
-    assert pop.dead_letter_admin.redrive("g") == 1
+    assert pop.dead_letters.redrive("g") == 1
 
 
 @pytest.mark.parametrize("about", [{}, {Property.TOPIC_ALIAS_MAXIMUM: 1}])
@@ -235,6 +235,6 @@ async def test_a_qos_2_delivery_that_cannot_go_out_again_becomes_a_dead_letter(
     assert await one.receive() == (PUBREL, packet_id)
     await until(lambda: group_of(broker).dead_letter_count == 1)
     assert await other.drained() == []
-    (letter,) = broker.node.pop.dead_letter_admin.list("g")
+    (letter,) = broker.node.pop.dead_letters.list("g")
     assert ("Maximum Packet Size" if why == "too large" else "may not receive") in letter.detail
     assert broker.node.pop.counters.acked == 0

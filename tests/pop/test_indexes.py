@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pop.core.indexes import Indexes, runs_of
+from penstock.pop.core.checkpoint import Indexes, runs_of
 from penstock.store.bodies import REFERENCE
 from tests.depth import DEPTH
 

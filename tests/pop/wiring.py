@@ -115,7 +115,7 @@ class Parts:
         self.handles = Handles(load_secret(data_dir, files=files))
         self.core = PopCore(self.store, self.handles, pop_options, timer_options)
         self.admin = self.core.admin
-        self.dead_letters = self.core.dead_letter_admin
+        self.dead_letters = self.core.dead_letters
         self.transactions = Transactions(self.store, pop_options, timer_options)
         self.sent_ids = SentIds(self.store, pop_options)
         self.store.add_part(self.sent_ids)

@@ -57,7 +57,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     broker.clock.advance(2_000)
     while pop.fire_due():
         pass
-    pop.dead_letter_admin.redrive("is redriven")
+    pop.dead_letters.redrive("is redriven")
     pop.admin.delete("is deleted")
     broker.node.store.commit()
     yield broker

@@ -122,7 +122,7 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     whole.take(1)
     whole.take(1)
     whole.advance(5_000)
-    assert whole.core.dead_letter_admin.redrive("g") == 1
+    assert whole.core.dead_letters.redrive("g") == 1
     whole.admin.pause("g")
     whole.admin.reset("g", "plant/#", ResetTo(end="latest"))
     whole.core.groups.get_or_create("h", "plant/#")
