@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.gateway.protocol.topics import SHARE, split_share
-from penstock.pop.core.names import check_group_name
+from penstock.pop.core.group import check_group_name
 from penstock.pop.errors import GroupInvalid
 from penstock.store.errors import TopicInvalid
 

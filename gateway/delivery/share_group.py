@@ -19,7 +19,8 @@ from penstock.gateway.delivery.shared_subscription import NO_REFUSERS, Refusers,
 from penstock.pop.core.checkpoint import delivery_id, delivery_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.poll import Poll, PopResult
+from penstock.pop.core.polls import Poll
+from penstock.pop.core.popping import PopResult
 from penstock.pop.errors import Overloaded
 from penstock.store.bodies import CHECKPOINT_ENTRY_DTYPE
 from penstock.store.errors import DiskFull, StoreError

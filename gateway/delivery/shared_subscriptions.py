@@ -78,7 +78,6 @@ class SharedSubscriptions:
         ack_timeout_ms: int,
     ) -> None:
         self._core = core
-        self._admin = core.admin
         self._checkpoints = core.checkpoints
         self._pop_groups = core.groups
         self._space = space
@@ -91,7 +90,7 @@ class SharedSubscriptions:
         self._loop: asyncio.AbstractEventLoop
         self._groups: dict[tuple[str, str], ShareGroup] = {}
         """The groups that connected clients share, by name and filter."""
-        core.admin.on_deleted.append(self._group_deleted)
+        core.groups.on_deleted.append(self._group_deleted)
 
     def __len__(self) -> int:
         """Return the number of groups that connected clients share."""
@@ -144,7 +143,7 @@ class SharedSubscriptions:
         if group is not None:
             return group
         try:
-            return self._pop_groups.create(name, topic_filter, "latest", CREATED, causer)
+            return self._pop_groups.add(name, topic_filter, "latest", CREATED, causer)
         except PopError as error:
             raise LimitExceeded(str(error)) from error
 
@@ -171,7 +170,7 @@ class SharedSubscriptions:
         if group.settings.shared and is_unused and not group.is_deleted:
             self.settlements.flush()  # What came together with the last member's DISCONNECT was acknowledged before the end.
             try:
-                self._admin.delete(group.name, group.filter, is_unused=True)
+                self._pop_groups.delete(group.name, group.filter, is_unused=True)
             except DiskFull:
                 return  # `_disk_relieved` tries again.
 

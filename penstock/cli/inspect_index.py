@@ -19,7 +19,7 @@ from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.pop.core.checkpoint import Checkpoint
-from penstock.pop.core.grouptable import DAMAGES_ROW
+from penstock.pop.core.group import DAMAGES_ROW
 from penstock.pop.core.order import FifoOrder
 from penstock.store.errors import StoreError
 from penstock.store.index.index import DIRECTORY, Index, KeySpace

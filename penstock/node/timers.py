@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.pop.core.names import message_id
+from penstock.pop.core.sender import message_id
 from penstock.store.topics import EXCERPT_CHARS_MAX
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.errors import ListingInvalid

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from penstock.pop.core.acking import Acknowledger
-from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import DeadLetters
@@ -24,14 +23,13 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.judging import Judge
-from penstock.pop.core.longpolls import LongPolls
+from penstock.pop.core.polls import LongPolls, Unsynced
 from penstock.pop.core.popping import Popper
 from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.revival import Revival
 from penstock.pop.core.settling import Settlement
 from penstock.pop.core.state import PopState
-from penstock.pop.core.unsynced import Unsynced
 from penstock.pop.core.visibility import Visibility
 from penstock.pop.options import PopOptions
 from penstock.store.part import Part
@@ -71,13 +69,12 @@ class PopCore:
         self.checkpoints: Mapping[int, Checkpoint] = state.checkpoints
         """Checkpoints with open deliveries, by position."""
         records = GroupRecords(store, state, self.counters, traces)
-        self.groups = Groups(state, store.queues, records, options, store.ledger)
         popper = Popper(store, state, records, self.counters, traces)
         self.unsynced = Unsynced(store.when_durable, _call_soon, options.responses_bytes_max // UNSYNCED_PARTS)
         """Room for messages that were handed out and wait for the sync of their checkpoint."""
         self.polls = LongPolls(popper, store.space, options, self.counters, self.unsynced)
         serve = self.polls.serve
-        self.admin = GroupAdmin(store, state, self.groups, records, serve, options)
+        self.groups = Groups(store, state, records, serve, options)
         self.dead_letters = DeadLetters(store, state, records, serve)
         judge = Judge(state, handles, now_ms)
         acknowledger = Acknowledger(state, records, handles, judge, serve, now_ms, self.counters)

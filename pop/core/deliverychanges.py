@@ -19,8 +19,7 @@ from penstock.pop.core.checkpoint import (
 )
 from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadletters import DEAD_LETTERS, DeadLetter, DeadLetterTable, Reason
-from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.grouptable import GroupTable
+from penstock.pop.core.group import ConsumerGroup, GroupTable
 from penstock.pop.core.order import NO_KEY, Parked
 from penstock.pop.core.suspicion import returned
 from penstock.store.bodies import CHANGE_ENTRY, REFERENCE, TIMER_ENTRY

@@ -9,8 +9,7 @@ import orjson
 from penstock.pop.core.checkpoint import CheckpointTable
 from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadletters import DEAD_LETTERS, DeadLetterTable
-from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.grouptable import GroupTable
+from penstock.pop.core.group import ConsumerGroup, GroupTable
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import orjson
 import structlog
 
@@ -9,7 +11,6 @@ from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
 from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import DEAD_LETTERS, Reason
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.poll import PopResult
 from penstock.pop.core.poptraces import NO_PROPERTIES_LEN, PopTraces
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.selection import Selection, select
@@ -42,6 +43,25 @@ _MESSAGE = int(Kind.MESSAGE)
 
 BATCHES_MAX = 16
 """Batches of which all messages have expired, or can't be read, that one pop skips before it returns an empty one."""
+
+
+class PopResult(NamedTuple):
+    """The messages that a pop handed out.
+
+    Parameters:
+        checkpoint: the deliveries.
+        records: the record of each delivery's message; None if it can't be read, or has expired, or its delivery is over.
+        size: bytes of the records.
+    """
+
+    checkpoint: Checkpoint
+    records: list[bytes | None]
+    size: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, records: list[bytes | None]) -> PopResult:
+        """Return the result with these deliveries and records."""
+        return cls(checkpoint, records, sum(map(len, filter(None, records))))
 
 
 class Popper:
@@ -123,19 +143,18 @@ class Popper:
         if room <= 0 or group.visible <= 0 or group.settings.paused:
             return None
         selection = select(group, room, self._state, self._store, self._records.read, in_order_max)
-        noted = selection.noted
+        properties = selection.properties
         if not selection.entries:
             try:
-                if selection.must_note:
-                    self._records.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+                if selection.must_append:
+                    self._records.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(properties))
             except DiskFull:
                 return None
             group.scanned = max(group.scanned, selection.scanned)
             return None
         if attempt_id:
-            noted["attempt_id"] = attempt_id
+            properties["attempt_id"] = attempt_id
         deadline_ms = self._store.now_ms() + invisible_ms
-        properties = orjson.dumps(noted) if noted else b""
         try:
             position = self._records.append(
                 Kind.POP_CHECKPOINT,
@@ -144,7 +163,7 @@ class Popper:
                 selection.body(),
                 deadline_ms=deadline_ms,
                 flags=selection.level,
-                properties=properties,
+                properties=orjson.dumps(properties) if properties else b"",
             )
         except DiskFull:
             return None

@@ -42,8 +42,12 @@ PROPERTY_BYTES_MAX = 65_535
 """Maximum size of a name, a value, a tag or a message group. Messages also go out over MQTT, which allows no more (MQTT 5.0,
 1.5.4)."""
 
-
 _IDENTIFIED = 1 | int(Flag.IDENTIFIED)
+
+
+def message_id(position: int) -> str:
+    """Return the id of the message at a position: 16 hexadecimal digits. All APIs give a message the same id."""
+    return f"{position:016x}"
 
 
 class Refusal(Enum):
@@ -194,8 +198,8 @@ class Sender:
 
     def _repeated(self, topic: bytes, body: bytes, sent_id: str, age_ms: int) -> StoredMessage | None:
         """Return the first message with a deduplication id; None if this is the first."""
-        found = self._sent_ids.find(topic, sent_id)
-        if found is None:
+        first = self._sent_ids.find(topic, sent_id)
+        if first is None:
             if age_ms and not self._sent_ids.remembers(topic, age_ms):
                 detail = (
                     f"the message was sent first {age_ms} ms ago, and ids of that time are forgotten (pop.deduplication "
@@ -204,20 +208,20 @@ class Sender:
                 )
                 raise SendRefused(Refusal.DEDUPLICATION_WINDOW_PASSED, detail)
             return None
-        if found.digest != digest_of(body):
+        if first.digest != digest_of(body):
             detail = (
-                f"the topic got the deduplication id {sent_id!r} before, with another body, as message {found.position:016x}; "
-                "give each message an id of its own"
+                f"the topic got the deduplication id {sent_id!r} before, with another body, as message "
+                f"{message_id(first.position)}; give each message an id of its own"
             )
             raise SendRefused(Refusal.DEDUPLICATION_ID_REUSED, detail)
         self._sent_ids.repeated += 1
         recall_handle = transaction_handle = ""
-        if found.flags & Flag.HALF:
-            transaction_handle = self._handles.half(found.position, self._store.now_ms())
-        elif found.flags & Flag.DELAYED:
+        if first.flags & Flag.HALF:
+            transaction_handle = self._handles.half(first.position, self._store.now_ms())
+        elif first.flags & Flag.DELAYED:
             # A message that is not pending any more has fired or was recalled, and a recall says so for any past time.
-            recall_handle = self._handles.recall(found.position, self._delayed.due_ms(found.position) or 1)
-        return StoredMessage(found.position, recall_handle, transaction_handle, is_repeated=True)
+            recall_handle = self._handles.recall(first.position, self._delayed.due_ms(first.position) or 1)
+        return StoredMessage(first.position, recall_handle, transaction_handle, is_repeated=True)
 
     def _store_delayed(self, route: Route, body: bytes, properties: Properties, causer: Causer, flags: int) -> StoredMessage:
         causer, replaces = self._store.ledger.with_tenant(causer, route.name), properties.replaces

@@ -16,9 +16,8 @@ from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadletters import DEAD_LETTERS, DeadLetter, DeadLetterTable
 from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.deliverychanges import DeliveryChanges
-from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.group import ConsumerGroup, GroupTable
 from penstock.pop.core.groupchanges import GroupChanges
-from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.options import PopOptions
 from penstock.store.clocksteps import step_of
 from penstock.store.index.index import Batch, Index

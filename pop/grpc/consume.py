@@ -10,8 +10,8 @@ from penstock.pop.access.caller import causer_of_call, note_call
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.outcome import VisibilityChange
-from penstock.pop.core.poll import PopResult
-from penstock.pop.core.scan import RESPONSE_BYTES
+from penstock.pop.core.popping import PopResult
+from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.errors import PopError, RequestInvalid
 from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED_STEP, AckReport, ConsumeStream
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of

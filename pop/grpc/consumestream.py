@@ -18,7 +18,8 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
-from penstock.pop.core.poll import Poll, PopResult
+from penstock.pop.core.polls import Poll
+from penstock.pop.core.popping import PopResult
 from penstock.pop.errors import PopError
 from penstock.pop.grpc.responsebytes import Kept
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 from penstock.pop.access.auditedcall import change_noted
 from penstock.pop.access.caller import causer_of_call
 from penstock.pop.backoff import Backoff, ExponentialBackoff
-from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DEAD_LETTERS_MAX
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.names import message_id
+from penstock.pop.core.groups import ResetTo, snapshots
+from penstock.pop.core.sender import message_id
 from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
-from penstock.pop.core.snapshot import snapshots
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, end_of, position_of, start_of
 from penstock.pop.grpc.responses import dead_letter, stored_message
@@ -30,14 +29,13 @@ class GroupServicer:
     """Has the methods of the service. A call that changes something is answered when the change is durable.
 
     Parameters:
-        core: has the groups, and their administration.
+        core: has the groups.
         store: tells when a change is durable.
     """
 
     def __init__(self, core: PopCore, store: Store) -> None:
         self._groups = core.groups
         self._checkpoints = core.checkpoints
-        self._admin = core.admin
         self._dead_letters = core.dead_letters
         self._read = core.read
         self._store = store
@@ -47,25 +45,25 @@ class GroupServicer:
         settings = changed(DEFAULTS, request.settings)
         start = start_of(request.start, request.start_at_ms)
         with change_noted(self._store):
-            group = self._admin.create(request.group, request.filter, start, settings, causer_of_call())
+            group = self._groups.create(request.group, request.filter, start, settings, causer_of_call())
         await self._store.durable()
         return self._described([group])
 
     @with_status
     async def UpdateGroup(self, request: pb.UpdateGroupRequest) -> pb.GroupsResponse:
         with change_noted(self._store):
-            groups = self._admin.update(request.group, request.filter, lambda old: changed(old, request.settings))
+            groups = self._groups.update(request.group, request.filter, lambda old: changed(old, request.settings))
         await self._store.durable()
         return self._described(groups)
 
     @with_status
     async def DescribeGroups(self, request: pb.GroupRequest) -> pb.GroupsResponse:
-        return self._described(self._admin.find(request.group, request.filter) if request.group else list(self._groups))
+        return self._described(self._groups.find(request.group, request.filter) if request.group else list(self._groups))
 
     @with_status
     async def DeleteGroup(self, request: pb.GroupRequest) -> pb.DeleteGroupResponse:
         with change_noted(self._store):
-            self._admin.delete(request.group, request.filter)
+            self._groups.delete(request.group, request.filter)
         await self._store.durable()
         return pb.DeleteGroupResponse()
 
@@ -78,7 +76,7 @@ class GroupServicer:
             position=position_of(request.message_id) if chosen == "message_id" else None,
         )
         with change_noted(self._store) as about:
-            groups = self._admin.reset(request.group, request.filter, to)
+            groups = self._groups.reset(request.group, request.filter, to)
             about["to"] = to.end or to.time_ms or request.message_id
         await self._store.durable()
         return self._described(groups)

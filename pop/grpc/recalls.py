@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.pop.access.auditedcall import NAMES_MAX, note_change, note_failed
 from penstock.pop.access.caller import check_sender
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.names import message_id
+from penstock.pop.core.sender import message_id
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import RECALL_STATUS, with_status
 from penstock.pop.proto import pop_pb2 as pb

@@ -20,7 +20,7 @@ import grpc
 import structlog
 
 from penstock.pop.access.caller import CALLER, address_of, causer_of_call, peer_of
-from penstock.pop.core.unsynced import Unsynced
+from penstock.pop.core.polls import Unsynced
 from penstock.pop.grpc.heap import trim
 from penstock.store.space.causer import NODE, Causer, source_of
 

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from penstock.access.actions import SEND
 from penstock.pop.access.auditedcall import change_noted
 from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted
-from penstock.pop.core.names import message_id
-from penstock.pop.core.sender import check_properties
+from penstock.pop.core.sender import check_properties, message_id
 from penstock.pop.errors import ScheduleExists, ScheduleUnknown
 from penstock.pop.grpc.requests import bounded
 from penstock.pop.grpc.status import with_status

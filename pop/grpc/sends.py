@@ -6,8 +6,7 @@ from collections import Counter
 from itertools import accumulate
 
 from penstock.pop.access.caller import causer_of_call, trace_of_call
-from penstock.pop.core.names import message_id
-from penstock.pop.core.sender import PROPERTIES_MAX, Refusal, Sender, SendRefused, StoredMessage
+from penstock.pop.core.sender import PROPERTIES_MAX, Refusal, Sender, SendRefused, StoredMessage, message_id
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import OK, SendCutShort, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent, sent_plain

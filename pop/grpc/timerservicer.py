@@ -9,8 +9,7 @@ from penstock.access.actions import SEND
 from penstock.pop.access.auditedcall import note_change, note_failed
 from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted, check_sender
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.names import message_id
-from penstock.pop.core.sender import Refusal, Sender, SendRefused
+from penstock.pop.core.sender import Refusal, Sender, SendRefused, message_id
 from penstock.pop.grpc.requests import bounded
 from penstock.pop.grpc.status import OK, RECALL_STATUS, with_status
 from penstock.pop.proto import pop_pb2 as pb

@@ -7,7 +7,7 @@ from itertools import islice
 
 from penstock.pop.access.caller import check_sender, may_send_now
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.names import message_id
+from penstock.pop.core.sender import message_id
 from penstock.pop.core.transactions import HalfMessage, Transactions
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, position_of

@@ -16,9 +16,8 @@ from dataclasses import replace
 
 from penstock.pop.access.auditedcall import note_change
 from penstock.pop.access.caller import causer_of_call
-from penstock.pop.core.admin import GroupAdmin, ResetTo
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.groups import Groups
+from penstock.pop.core.groups import Groups, ResetTo
 from penstock.pop.core.settings import LITE_CLIENTS_MAX, ConsumerGroupSettings
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
@@ -34,8 +33,7 @@ class LiteSubscriptions:
     """The lite subscriptions of a node.
 
     Parameters:
-        groups: Creates and configures groups.
-        admin: Resets and deletes groups.
+        groups: Creates, configures, resets and deletes groups.
         clients: The clients that use the node. This object keeps their `lite`.
         now_ms: Returns the current time in ms.
         now_for: Returns the current time in ms for what was set at a time: see `Store.now_for`.
@@ -45,14 +43,12 @@ class LiteSubscriptions:
     def __init__(
         self,
         groups: Groups,
-        admin: GroupAdmin,
         clients: ConnectedClients,
         now_ms: Callable[[], int],
         now_for: Callable[[int], int],
         idle_ms: int,
     ) -> None:
         self._groups = groups
-        self._admin = admin
         self._clients = clients
         self._now_ms = now_ms
         self._now_for = now_for
@@ -106,7 +102,7 @@ class LiteSubscriptions:
             had[topic_filter] = None
             if start is not None and not is_new and topic_filter in asked:
                 to = ResetTo(time_ms=start) if isinstance(start, int) else ResetTo(end=start)
-                self._admin.reset(name, topic_filter, to)
+                self._groups.reset(name, topic_filter, to)
                 note_change(group=name, filter=topic_filter, to=start)
         for topic_filter in [each for each in had if each not in filters]:
             self._unsubscribe(client.id, name, parent, topic_filter, self._now_ms())
@@ -133,7 +129,7 @@ class LiteSubscriptions:
                 self._gone.popleft()
             over = [group for group in self._groups if self._is_over(group, now_ms)]
             for group in over[:ENDED_PER_CHECK_MAX]:
-                self._admin.delete(group.name, group.filter, is_unused=True)
+                self._groups.delete(group.name, group.filter, is_unused=True)
 
     def _is_over(self, group: ConsumerGroup, now_ms: int) -> bool:
         ends_ms = group.settings.lite_ends_ms or 0
@@ -147,7 +143,7 @@ class LiteSubscriptions:
         if group is None:
             self._groups.check_may_create(name, topic_filter)
             settings = ConsumerGroupSettings(lite=(subscriber,), lite_ends_ms=0)
-            self._groups.create(name, topic_filter, start or "earliest", settings, causer_of_call())
+            self._groups.add(name, topic_filter, start or "earliest", settings, causer_of_call())
             return
         settings = group.settings
         if subscriber in settings.lite:

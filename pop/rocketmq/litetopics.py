@@ -10,7 +10,7 @@ from penstock.access.actions import POP
 from penstock.pop.access.caller import causer_of_call, check_permitted_throughout
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.groups import Groups
-from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import PopResult
 from penstock.pop.errors import GroupUnknown
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient

@@ -19,7 +19,7 @@ from hashlib import md5, sha1
 from typing import Any
 
 from penstock.pop.core.checkpoint import Entry
-from penstock.pop.core.names import message_id
+from penstock.pop.core.sender import message_id
 from penstock.pop.rocketmq.names import DEAD_LETTERS_THERE, encode, lite_topic_of, outside, topic_of_message
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from penstock.pop.core.deadletters import DEAD_LETTERS
-from penstock.pop.core.names import check_group_name
+from penstock.pop.core.group import check_group_name
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.store import topics
 from penstock.store.errors import TopicInvalid

@@ -14,14 +14,14 @@ from penstock.access.actions import POP
 from penstock.pop.access.auditedcall import note_change
 from penstock.pop.access.caller import causer_of_call, check_permitted, check_permitted_throughout
 from penstock.pop.access.refusals import CallRefused
-from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.checkpoint import FROM_QUEUE, Entry
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DEAD_LETTERS
 from penstock.pop.core.expression import Expression, compile_expression
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.popping import expires_at_ms_of
-from penstock.pop.core.scan import RESPONSE_BYTES
+from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.errors import GroupUnknown, Overloaded
 from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.options import PopOptions
@@ -112,7 +112,7 @@ class PullConsumers:
         self._check_offset(group.queue, request.offset)
         before = group.cursor
         if request.offset != before:
-            self._core.admin.reset(group.name, group.filter, ResetTo(offset=request.offset))
+            self._core.groups.reset(group.name, group.filter, ResetTo(offset=request.offset))
         if request.offset < before:  # consumers note their progress with the same call, as others acknowledge
             note_change(group=group.name, filter=group.filter, offset=request.offset, before=before)
         await self._durable()

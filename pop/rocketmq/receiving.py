@@ -15,8 +15,7 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.poll import PopResult
-from penstock.pop.core.popping import check_attempt_id
+from penstock.pop.core.popping import PopResult, check_attempt_id
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.options import PopOptions
@@ -71,7 +70,6 @@ class MessageReceiver:
         self._callers = callers
         self._core = core
         self._groups = core.groups
-        self._admin = core.admin
         self._handles = handles
         self._lite = lite
         self._durable = durable
@@ -151,7 +149,7 @@ class MessageReceiver:
             settings = ConsumerGroupSettings(
                 expression=wanted[0], expression_type=wanted[1], expression_of_consumers=wanted[0] != "*"
             )
-            group = self._admin.create(name, topic_filter, "earliest", settings, causer_of_call())
+            group = self._groups.create(name, topic_filter, "earliest", settings, causer_of_call())
             self._expressions.note(client, group, wanted)
             return group
         current = (group.settings.expression, group.settings.expression_type)
@@ -168,7 +166,7 @@ class MessageReceiver:
                 f"change it: ask for '*' to follow it, or update the group",
             )
         self._expressions.check_may_change(client, group, wanted)
-        self._admin.update(
+        self._groups.update(
             name,
             topic_filter,
             lambda settings: replace(

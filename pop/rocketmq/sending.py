@@ -7,8 +7,7 @@ from typing import Any
 from penstock.pop.access.auditedcall import note_change, note_failed
 from penstock.pop.access.caller import causer_of_call, check_sender
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.names import message_id
-from penstock.pop.core.sender import Sender
+from penstock.pop.core.sender import Sender, message_id
 from penstock.pop.rocketmq.answering import Callers, answered, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.messages import id_of, properties_of, topic_and_body_of

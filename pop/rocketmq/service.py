@@ -65,7 +65,7 @@ class MessagingService:
 
         self.clients = ConnectedClients()
         callers = Callers(self.clients, now_ms)
-        subscriptions = LiteSubscriptions(groups, core.admin, self.clients, now_ms, store.now_for, options.lite_idle_ms)
+        subscriptions = LiteSubscriptions(groups, self.clients, now_ms, store.now_for, options.lite_idle_ms)
         expressions = Expressions()
         presence = Presence(callers, self.clients, Leases(core, handles), subscriptions, expressions, now_ms)
         routes = Routes(callers, groups, advertised)
@@ -80,7 +80,7 @@ class MessagingService:
         pulling = PullConsumers(callers, core, store, options, self._host)
 
         transactions.on_check.append(checks.ask)
-        core.admin.on_deleted.append(self.commands.group_deleted)
+        core.groups.on_deleted.append(self.commands.group_deleted)
         self._presence = presence
         self.stop = presence.stop
         # The methods of the service, by the names of its descriptor.

@@ -16,7 +16,7 @@ from penstock.gateway.sessions import lifecycle
 from penstock.gateway.transport.lingering import Lingering
 from penstock.pop.core import handle
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.unsynced import Unsynced
+from penstock.pop.core.polls import Unsynced
 from penstock.pop.grpc.access import POP_RULES, _consume
 from penstock.pop.grpc.responsebytes import Kept
 from penstock.store.space.ledger import Ledger

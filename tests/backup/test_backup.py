@@ -189,7 +189,7 @@ async def test_the_ledger_is_exact_after_a_restore_and_a_rebuild(data_dir: Path,
             due_ms = node.store.now_ms() + HOUR_MS
             delayed = encode_properties(Properties(deliver_at_ms=due_ms, by=causer.row()))
             node.store.append_message(route, b"x", delayed, Flag.DELAYED)
-            node.pop.admin.create(f"group-{number}", "level-0/+", "latest", DEFAULTS, causer)
+            node.pop.groups.create(f"group-{number}", "level-0/+", "latest", DEFAULTS, causer)
         for number in range(4):
             await fill(node, number * 500, 500)
             node.store.retention.begin_due()

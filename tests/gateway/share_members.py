@@ -22,7 +22,7 @@ async def member(broker: Broker, client_id: str, qos: int = 1, name: str = SHARE
 
 def group_of(broker: Broker, name: str = "g", topic_filter: str = "a/#") -> ConsumerGroup:
     """Return the consumer group of a shared subscription."""
-    (group,) = broker.node.pop.admin.find(name, topic_filter)
+    (group,) = broker.node.pop.groups.find(name, topic_filter)
     return group
 
 

@@ -466,7 +466,7 @@ async def test_what_comes_together_with_the_end_of_the_last_member_is_acknowledg
 async def test_an_existing_group_is_joined_and_stays(broker: Broker) -> None:
     settings = ConsumerGroupSettings(attempts_max=3)
     await publish(broker, b"old")
-    broker.node.pop.admin.create("g", "a/#", "earliest", settings)
+    broker.node.pop.groups.create("g", "a/#", "earliest", settings)
     one = await member(broker, "one")
     assert (await one.message()).body == b"old"
     await one.unsubscribe(SHARED)
@@ -493,7 +493,7 @@ async def test_a_group_that_an_operator_deletes_is_recreated_for_its_members(bro
     one = await member(broker, "one")
     await publish(broker, b"1")
     assert await bodies(one) == [b"1"]
-    broker.node.pop.admin.delete("g")
+    broker.node.pop.groups.delete("g")
     assert group_of(broker).settings == CREATED
     await publish(broker, b"2", b"3")
     got = await one.drained()
@@ -504,15 +504,15 @@ async def test_a_group_that_an_operator_deletes_is_recreated_for_its_members(bro
 
 async def test_a_paused_group_delivers_after_it_is_resumed(broker: Broker) -> None:
     one = await member(broker, "one")
-    broker.node.pop.admin.pause("g")
+    broker.node.pop.groups.pause("g")
     await publish(broker, b"x")
     assert await one.drained() == []
-    broker.node.pop.admin.resume("g")
+    broker.node.pop.groups.resume("g")
     assert (await one.message()).body == b"x"
 
 
 async def test_members_of_a_fifo_group_get_a_topic_one_message_at_a_time(broker: Broker) -> None:
-    broker.node.pop.admin.create("g", "a/#", "latest", ConsumerGroupSettings(fifo=True))
+    broker.node.pop.groups.create("g", "a/#", "latest", ConsumerGroupSettings(fifo=True))
     members = [await member(broker, name) for name in ("one", "two")]
     publisher = await broker.connect("publisher")
     for n in range(20):
@@ -529,8 +529,8 @@ async def test_members_of_a_fifo_group_get_a_topic_one_message_at_a_time(broker:
 
 
 async def test_a_group_of_devices_left_by_a_crash_ends_at_the_next_start(broker: Broker) -> None:
-    broker.node.pop.groups.create("g", "a/#", "latest", CREATED)  # As if the node had been killed after the sessions ended.
-    broker.node.pop.groups.create("operators", "a/#", "latest", DEFAULTS)
+    broker.node.pop.groups.add("g", "a/#", "latest", CREATED)  # As if the node had been killed after the sessions ended.
+    broker.node.pop.groups.add("operators", "a/#", "latest", DEFAULTS)
     await broker.restart()
     assert [group.name for group in broker.node.pop.groups] == ["operators"]
 
@@ -589,7 +589,7 @@ async def test_members_that_vanish_lose_nothing(start_broker: StartBroker) -> No
             client.reset()
 
     settings = ConsumerGroupSettings(backoff=(1,))  # A message that its member had alone when it vanished waits for so long.
-    broker.node.pop.groups.create("g", "a/#", "latest", settings)
+    broker.node.pop.groups.add("g", "a/#", "latest", settings)
     (await member(broker, "away", about=LASTS)).reset()  # So the group exists even when all members have vanished.
     await until(lambda: "away" in broker.away())
     tasks = [asyncio.create_task(sharing(number)) for number in range(members_count)]
@@ -660,7 +660,7 @@ async def test_a_message_forbidden_to_one_member_goes_to_another(start_broker: S
 
 async def test_a_message_forbidden_to_all_members_becomes_a_dead_letter(start_broker: StartBroker) -> None:
     broker = await start_broker(access=plugins(JAIL))
-    broker.node.pop.admin.create("g", "a/#", "latest", ConsumerGroupSettings(attempts_max=3, backoff=(1_000,)))
+    broker.node.pop.groups.create("g", "a/#", "latest", ConsumerGroupSettings(attempts_max=3, backoff=(1_000,)))
     jailed = [await member(broker, f"jailed-{n}") for n in range(3)]
     await publish(broker, b"x", topic="a/secret")
     for attempt in (1, 2, 3):

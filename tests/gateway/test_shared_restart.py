@@ -123,7 +123,7 @@ async def test_a_group_that_an_operator_deletes_is_recreated_when_a_member_retur
     one = await member(broker, "one", about=LASTS)
     one.reset()
     await until(lambda: "one" in broker.away())
-    broker.node.pop.admin.delete("g")
+    broker.node.pop.groups.delete("g")
     assert list(broker.node.pop.groups) == []
     one = await back(broker, "one")
     await publish(broker, b"x")

@@ -23,7 +23,7 @@ GOOD = [b"%d" % number for number in range(31)]
 async def group(broker: Broker) -> None:
     """A group whose messages have three attempts, and which stays when all members are gone."""
     settings = ConsumerGroupSettings(backoff=(BACKOFF_MS,), attempts_max=ATTEMPTS_MAX)
-    broker.node.pop.groups.create("g", "a/#", "latest", settings)
+    broker.node.pop.groups.add("g", "a/#", "latest", settings)
     (await member(broker, "away", about=LASTS)).reset()
     await until(lambda: "away" in broker.away())
 

@@ -31,7 +31,7 @@ BIG = bytes(1_000)
 
 def create_group(broker: Broker, **settings: Any) -> None:
     """Create the group of `SHARED` before its first member subscribes."""
-    broker.node.pop.groups.create("g", "a/#", "latest", ConsumerGroupSettings(backoff=(BACKOFF_MS,), **settings))
+    broker.node.pop.groups.add("g", "a/#", "latest", ConsumerGroupSettings(backoff=(BACKOFF_MS,), **settings))
 
 
 def untaken(broker: Broker) -> int:

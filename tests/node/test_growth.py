@@ -158,12 +158,12 @@ class Life:
         letters = parts.dead_letters.list("billing")
         parts.dead_letters.redrive("billing", {letter.position for letter in letters[:2]})
         name = f"group-{self.numbers}"
-        parts.admin.create(name, f"plant/{self.numbers}/#", "earliest", ConsumerGroupSettings())
+        parts.groups.create(name, f"plant/{self.numbers}/#", "earliest", ConsumerGroupSettings())
         self.store.commit()
         self.count_rows()
         parts.settle_queues()
         parts.pop(group=name, topic_filter=f"plant/{self.numbers}/#")
-        parts.admin.delete(name)
+        parts.groups.delete(name)
         self.store.commit()
 
     def count_rows(self) -> Counter[str]:

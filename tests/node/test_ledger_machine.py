@@ -431,7 +431,7 @@ class LedgerMachine(RuleBasedStateMachine):
         number = self.number()
         if not is_allowed:
             with pytest.raises((Overloaded, LimitExceeded)):
-                self.parts.pop.admin.create(f"group-{number}", topic_filter, "earliest", DEFAULTS, causer)
+                self.parts.pop.groups.create(f"group-{number}", topic_filter, "earliest", DEFAULTS, causer)
             # A root queue that was declared first stays, as if a message had begun it.
             if topic_filter == "b/#" and "b" in self.parts.store.router.roots and ("root", "b") not in self.model.things:
                 self.model.enter(causer)
@@ -439,7 +439,7 @@ class LedgerMachine(RuleBasedStateMachine):
             elif queue is None and room >= 1 and self.allowed(causer, (Resource.GROUPS, 1)):
                 self.model.enter(causer)  # the queue of the filter was declared, and dropped again
             return
-        self.parts.pop.admin.create(f"group-{number}", topic_filter, "earliest", DEFAULTS, causer)
+        self.parts.pop.groups.create(f"group-{number}", topic_filter, "earliest", DEFAULTS, causer)
         self.model.enter(causer)
         if queue is None:
             level = ("root", "b") if topic_filter == "b/#" else ("filter", topic_filter)
@@ -452,7 +452,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def delete_group(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(name for name in self.model.things if name[0] == "group")))
         _, number, topic_filter = name
-        self.parts.pop.admin.delete(f"group-{number}", str(topic_filter))
+        self.parts.pop.groups.delete(f"group-{number}", str(topic_filter))
         del self.model.things[name], self.model.things["retry", number]
         if not any(one[0] == "group" and one[2] == topic_filter for one in self.model.things):
             self.model.things.pop(("filter", topic_filter), None)

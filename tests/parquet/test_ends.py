@@ -14,8 +14,8 @@ pytest.importorskip("pyarrow", reason="the tables need the extra `tables`")
 
 import pyarrow.dataset
 
-from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.checkpoint import delivery_id
+from penstock.pop.core.groups import ResetTo
 from penstock.spark.parquet.catalog import verify_tables
 from penstock.spark.parquet.schema import CAUSES, TABLES, Cause
 from penstock.spark.parquet.snapshot import open_state
@@ -117,11 +117,11 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     forwarded, _ = pop("forwards")
     parts.core.dead_letter("forwards", [forwarded])
     pop("resets")
-    parts.admin.reset("resets", "", ResetTo("latest"))
+    parts.groups.reset("resets", "", ResetTo("latest"))
     pop("deletes")
-    parts.admin.delete("deletes")
+    parts.groups.delete("deletes")
     pop("is unused")
-    parts.admin.delete("is unused", is_unused=True)
+    parts.groups.delete("is unused", is_unused=True)
     parts.publish(b"3", properties=Properties(expires_at_ms=parts.clock.now_ms()))
     parts.pop(3, 10_000, group="expires")
     seal(parts)
@@ -189,7 +189,7 @@ def test_what_has_no_end_is_what_the_node_has_open(tmp_path: Path, seed: int) ->
         elif rng.random() < 0.2:
             seal(parts)
         elif rng.random() < 0.05:
-            parts.admin.reset(name, "", ResetTo("latest"))
+            parts.groups.reset(name, "", ResetTo("latest"))
             handles = [(owner, handle) for owner, handle in handles if owner != name]
         else:
             parts.advance(rng.randrange(1, 3_000))
@@ -283,7 +283,7 @@ def test_a_deletion_without_a_flag_does_not_say_why(parts: Parts, monkeypatch: p
     parts.create()
     parts.publish(b"1")
     parts.pop()
-    parts.admin.delete(GROUP, is_unused=True)
+    parts.groups.delete(GROUP, is_unused=True)
     assert [row["cause"] for row in tables_of(parts)["ends"]] == ["deleted"]
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow", reason="the tables need the extra `tables`")
 
 
 from penstock.cli.main import main
-from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.groups import ResetTo
 from penstock.spark.errors import MessageUnknown, TablesInvalid
 from penstock.spark.parquet.story import GroupStory, State, Story, read_story
 from penstock.spark.parquet.writer import backfill
@@ -163,8 +163,8 @@ def test_a_group_that_is_reset_or_deleted_forgets_the_message(parts: Parts, tell
     parts.advance(10_000)
     seal(parts)
     list(backfill(parts.data_dir))
-    parts.admin.reset("reset", "", ResetTo("latest"))
-    parts.admin.delete("deleted")
+    parts.groups.reset("reset", "", ResetTo("latest"))
+    parts.groups.delete("deleted")
     parts.store.commit()
     for group in tell(parts.data_dir, message).groups:
         assert events(group) == [("popped", 1, None), ("timed_out", 1, 10_000), (group.group, 1, None)]

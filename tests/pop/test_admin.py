@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pop.backoff import ExponentialBackoff
-from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
@@ -44,7 +44,7 @@ def test_settings_last(parts: Parts, keep_index: bool | None) -> None:
         "sql": ConsumerGroupSettings(expression="age > 3", expression_type="sql"),
     }
     for name, settings in all_settings.items():
-        parts.admin.create(name, FILTER, "earliest", settings)
+        parts.groups.create(name, FILTER, "earliest", settings)
     parts.settle_queues()
     after = restarted(parts, keep_index)
     assert {name: after.group(name).settings for name in all_settings} == all_settings
@@ -74,7 +74,7 @@ def test_a_setting_out_of_bounds_is_refused_and_creates_nothing(parts: Parts) ->
     parts.create()
     for settings, what in wrong:
         with pytest.raises(RequestInvalid, match=what):
-            parts.admin.update(GROUP, FILTER, lambda old: replace(old, **settings))  # noqa: B023 - called at once
+            parts.groups.update(GROUP, FILTER, lambda old: replace(old, **settings))  # noqa: B023 - called at once
         assert parts.group().settings == ConsumerGroupSettings(), settings
 
 
@@ -92,15 +92,15 @@ def test_a_group_is_created_once_and_again_only_with_the_same_settings(parts: Pa
 
 def test_a_change_holds_for_each_filter_of_the_group_or_for_one(parts: Parts) -> None:
     first, second = parts.create(topic_filter="plant/+"), parts.create(topic_filter="plant/#")
-    parts.admin.update(GROUP, "", lambda old: replace(old, attempts_max=5))
+    parts.groups.update(GROUP, "", lambda old: replace(old, attempts_max=5))
     assert (first.attempts_max, second.attempts_max) == (5, 5)
-    parts.admin.update(GROUP, "plant/+", lambda old: replace(old, attempts_max=6))
+    parts.groups.update(GROUP, "plant/+", lambda old: replace(old, attempts_max=6))
     assert (first.attempts_max, second.attempts_max) == (6, 5)
 
 
 @pytest.mark.parametrize("topic_filter", ["", "nowhere/#"])
 def test_a_group_that_does_not_exist_is_told_so(parts: Parts, topic_filter: str) -> None:
-    admin = parts.admin
+    admin = parts.groups
     for call in (
         lambda: admin.find("nobody", topic_filter),
         lambda: admin.pause("nobody", topic_filter),
@@ -149,7 +149,7 @@ def test_a_back_off_grows_without_end_only_to_its_maximum() -> None:
 def test_a_paused_group_gets_nothing_and_can_acknowledge_messages_in_flight(parts: Parts, keep_index: bool | None) -> None:
     parts.publish(b"a", b"b", b"c")
     acked, expires = parts.pop(2)
-    parts.admin.pause(GROUP)
+    parts.groups.pause(GROUP)
     parts.store.commit()
     after = restarted(parts, keep_index)
     assert after.pop() == []
@@ -157,7 +157,7 @@ def test_a_paused_group_gets_nothing_and_can_acknowledge_messages_in_flight(part
     after.advance(10_000)
     assert after.ack(expires.handle) == [AckOutcome.HANDLE_EXPIRED]
     assert after.pop() == []
-    after.admin.resume(GROUP)
+    after.groups.resume(GROUP)
     assert sorted(bodies(after)) == [b"b", b"c"]
     after.close()
 
@@ -177,7 +177,7 @@ def test_a_reset_to_earliest_gives_everything_again_and_voids_old_handles(
     parts.ack(acked.handle)
     parts.change(back.handle, 0)
     parts.settle()
-    parts.admin.reset(GROUP, FILTER, ResetTo(end="earliest"))
+    parts.groups.reset(GROUP, FILTER, ResetTo(end="earliest"))
     parts.store.commit()
     assert parts.group().in_flight == 0
     after = restarted(parts, keep_index)
@@ -211,10 +211,10 @@ def test_an_offset_is_reset_back_and_forward(parts: Parts, keep_index: bool | No
         (ResetTo(end="latest"), 6),
         (ResetTo(end="earliest"), 0),
     ):
-        parts.admin.reset(GROUP, FILTER, to)
+        parts.groups.reset(GROUP, FILTER, to)
         parts.store.commit()
         assert bodies(parts) == [b"%d" % number for number in range(first, 6)], to
-    parts.admin.reset(GROUP, FILTER, ResetTo(position=positions[5]))
+    parts.groups.reset(GROUP, FILTER, ResetTo(position=positions[5]))
     parts.store.commit()
     after = restarted(parts, keep_index)
     after.publish(b"new")
@@ -243,7 +243,7 @@ def test_a_reset_to_a_time_or_a_position_skips_nothing_among_messages_that_came_
         parts.publish(came[-1])
     for time_ms, position, first in stamps:
         for to in (ResetTo(time_ms=time_ms), ResetTo(position=position)):
-            parts.admin.reset(GROUP, FILTER, to)
+            parts.groups.reset(GROUP, FILTER, to)
             parts.store.commit()
             got = bodies(parts)
             # Messages that were committed or fired just before may come too.
@@ -271,7 +271,7 @@ def test_what_came_back_is_forgotten_by_a_reset(parts: Parts) -> None:
     parts.pop()
     parts.advance(10_000)
     assert parts.group().visible_retries == 1
-    parts.admin.reset(GROUP, FILTER, ResetTo(end="latest"))
+    parts.groups.reset(GROUP, FILTER, ResetTo(end="latest"))
     parts.store.commit()
     assert parts.pop() == []
 
@@ -281,7 +281,7 @@ def test_a_reset_names_each_delivery_that_it_voids_so_that_a_reconciliation_find
     parts.ack(parts.pop(2)[0].handle)
     parts.pop(1)
     out = {(position, index) for position, checkpoint in parts.core.checkpoints.items() for index in checkpoint.open_indexes()}
-    parts.admin.reset(GROUP, FILTER, ResetTo(end="latest"))
+    parts.groups.reset(GROUP, FILTER, ResetTo(end="latest"))
     parts.store.commit()
     resets = [record for record in parts.store.log.scan(0) if record.kind == Kind.GROUP_OFFSET_RESET]
     assert len(out) == 2
@@ -294,7 +294,7 @@ def test_a_reset_of_more_than_fits_into_one_record_voids_all(parts: Parts) -> No
     while parts.pop(1_000):
         pass
     assert parts.group().in_flight == 20_000
-    parts.admin.reset(GROUP, FILTER, ResetTo(end="latest"))
+    parts.groups.reset(GROUP, FILTER, ResetTo(end="latest"))
     parts.store.commit()
     assert (parts.group().in_flight, parts.core.checkpoints_open, parts.pop()) == (0, 0, [])
 
@@ -303,16 +303,16 @@ def test_a_reset_of_more_than_fits_into_one_record_voids_all(parts: Parts) -> No
 def test_a_reset_to_no_place_is_refused(parts: Parts, to: ResetTo) -> None:
     parts.group()
     with pytest.raises(RequestInvalid):
-        parts.admin.reset(GROUP, FILTER, to)
+        parts.groups.reset(GROUP, FILTER, to)
 
 
 def test_a_reset_waits_for_the_filling_of_its_queue(parts: Parts) -> None:
     parts.publish(b"a", topic="plant/1")
     parts.core.groups.get_or_create(GROUP, "plant/+")
     with pytest.raises(GroupBusy, match="filled"):
-        parts.admin.reset(GROUP, "plant/+", ResetTo(end="latest"))
+        parts.groups.reset(GROUP, "plant/+", ResetTo(end="latest"))
     parts.settle_queues()
-    parts.admin.reset(GROUP, "plant/+", ResetTo(end="latest"))
+    parts.groups.reset(GROUP, "plant/+", ResetTo(end="latest"))
 
 
 # --- delete -----------------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_a_deleted_group_loses_its_queues_and_a_new_one_of_that_name_begins_anew
     parts.advance(10_000)
     (out,) = parts.pop(1, topic_filter="plant/+/temperature")
     end = parts.store.log.end
-    parts.admin.delete(GROUP)
+    parts.groups.delete(GROUP)
     parts.store.commit()
     # With two records, a crash could leave the first one alone, and a queue that is never dropped.
     assert [(record.kind, record.flags) for record in parts.store.log.scan(end)] == [(Kind.GROUP_DELETED, BY_OPERATOR)]
@@ -352,7 +352,7 @@ def test_dead_letters_that_another_group_consumes_outlive_their_group(parts: Par
     parts.pop()
     parts.group("operators", f"$dlq/{GROUP}")
     parts.advance(10_000)
-    parts.admin.delete(GROUP)
+    parts.groups.delete(GROUP)
     parts.store.commit()
     assert [message.body for message in parts.pop(group="operators", topic_filter=f"$dlq/{GROUP}")] == [b"dead"]
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
-from penstock.pop.core.scan import RESPONSE_BYTES
-from penstock.pop.core.selection import READ_AHEAD
+from penstock.pop.core.selection import READ_AHEAD, RESPONSE_BYTES
 from penstock.pop.errors import GroupInvalid, Overloaded, PopError
 from penstock.pop.options import PopOptions
 from penstock.store.errors import TopicInvalid

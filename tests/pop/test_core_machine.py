@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.pop.options import PopOptions
@@ -259,7 +259,7 @@ class PopMachine(RuleBasedStateMachine):
     @rule(name=groups)
     def reset_to_latest(self, name: str) -> None:
         model = self.models[name]
-        self.parts.admin.reset(name, FILTERS[name], ResetTo(end="latest"))
+        self.parts.groups.reset(name, FILTERS[name], ResetTo(end="latest"))
         self.parts.store.commit()
         model.skipped |= model.visible.keys() | {delivery.position for delivery in model.out.values()}
         model.void += model.out
@@ -271,7 +271,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(name=groups, paused=st.booleans())
     def pause(self, name: str, paused: bool) -> None:
-        (self.parts.admin.pause if paused else self.parts.admin.resume)(name)
+        (self.parts.groups.pause if paused else self.parts.groups.resume)(name)
         self.parts.store.commit()
         self.models[name].paused = paused
 

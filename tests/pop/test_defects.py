@@ -48,7 +48,7 @@ def test_8479_a_group_that_is_deleted_and_made_again_begins_anew(parts: Parts, k
     parts.create()
     parts.publish(b"old")
     (old,) = parts.pop()
-    parts.admin.delete(GROUP)
+    parts.groups.delete(GROUP)
     parts.store.commit()
     after = restarted(parts, keep_index)
     after.create(start="latest")

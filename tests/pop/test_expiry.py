@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.checkpoint import delivery_id
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.poll import PopResult
-from penstock.pop.core.popping import BATCHES_MAX
+from penstock.pop.core.popping import BATCHES_MAX, PopResult
 from penstock.pop.grpc.consumestream import ConsumeStream
 from penstock.store.index.index import KeySpace
 from penstock.store.properties import Properties
@@ -248,7 +247,7 @@ def test_a_reset_gives_what_was_redriven_its_time_to_live_again(parts: Parts, ke
     fail(parts, attempts=1)
     parts.dead_letters.redrive(GROUP)
     parts.advance(60_000)
-    parts.admin.reset(GROUP, FILTER, ResetTo(end="earliest"))
+    parts.groups.reset(GROUP, FILTER, ResetTo(end="earliest"))
     assert bodies(parts) == []
     after = parts.after_crash("restarted", keep_index=keep_index)
     assert bodies(after) == []

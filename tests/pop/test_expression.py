@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.pop.core import selection
 from penstock.pop.core.expression import compile_expression
-from penstock.pop.core.scan import SCAN_READS_MAX
+from penstock.pop.core.selection import SCAN_READS_MAX
 from penstock.pop.errors import ExpressionInvalid
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Kind, encode
@@ -276,7 +276,7 @@ def test_a_new_expression_applies_to_messages_that_no_pop_has_inspected(parts: P
     parts.create(expression="a")
     publish(parts, "b", "b")
     assert bodies(parts) == []
-    parts.admin.update(GROUP, FILTER, lambda old: replace(old, expression="*"))
+    parts.groups.update(GROUP, FILTER, lambda old: replace(old, expression="*"))
     parts.store.commit()
     assert bodies(parts) == []
     publish(parts, "b")

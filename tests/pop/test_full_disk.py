@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.options import PopOptions
@@ -152,13 +152,13 @@ def test_groups_are_changed_with_room_and_deleted_without(parts: Parts) -> None:
     (dead,) = parts.pop(1)
     parts.core.dead_letter(GROUP, [dead.handle])
     free(parts.store, READ_ONLY)
-    for change in (lambda: parts.admin.pause(GROUP), lambda: parts.dead_letters.redrive(GROUP)):
+    for change in (lambda: parts.groups.pause(GROUP), lambda: parts.dead_letters.redrive(GROUP)):
         with pytest.raises(DiskFull):
             change()
-    parts.admin.reset(GROUP, FILTER, ResetTo(end="latest"))
+    parts.groups.reset(GROUP, FILTER, ResetTo(end="latest"))
     assert parts.pop() == []
     free(parts.store, EXHAUSTED)
-    parts.admin.delete(GROUP)
+    parts.groups.delete(GROUP)
     parts.store.commit()
     assert parts.store.queues.find("$retry/1") is None
 

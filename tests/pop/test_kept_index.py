@@ -160,7 +160,7 @@ def test_a_group_that_was_created_again_is_there_once_though_its_deletion_was_da
     parts.create()
     parts.publish(b"0", b"1")
     assert len(parts.pop(1)) == 1
-    parts.core.admin.delete(GROUP, FILTER)
+    parts.core.groups.delete(GROUP, FILTER)
     parts.create()
     parts.close()
     deleted = next(each for each in records(parts.data_dir) if each.kind == Kind.GROUP_DELETED)
@@ -171,7 +171,7 @@ def test_a_group_that_was_created_again_is_there_once_though_its_deletion_was_da
     parts.settle_queues()
     assert [group.in_flight for group in parts.core.groups] == [0]
     assert bodies(parts) == [b"0", b"1"]
-    parts.core.admin.delete(GROUP, FILTER)
+    parts.core.groups.delete(GROUP, FILTER)
     assert not list(parts.core.groups)
     parts.close()
 

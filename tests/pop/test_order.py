@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.pop.core import scan
-from penstock.pop.core.admin import ResetTo
+from penstock.pop.core import selection
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.scan import RESPONSE_BYTES
+from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.core.suspicion import ALONE, narrowed, together_max
 from penstock.pop.errors import GroupBusy
 from penstock.store.options import MIB, StoreOptions
@@ -186,7 +186,7 @@ def test_the_waiting_messages_of_a_busy_message_group_are_inspected_once(parts: 
 def test_what_is_parked_is_bounded_and_the_rest_follows(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, keep_index: bool | None
 ) -> None:
-    monkeypatch.setattr(scan, "PARKED_MAX", 10)
+    monkeypatch.setattr(selection, "PARKED_MAX", 10)
     group = parts.create(fifo=True)
     publish(parts, *(f"a{n}" for n in range(30)), "b0")
     (first,) = parts.pop()
@@ -227,14 +227,14 @@ def test_fifo_changes_only_while_no_message_is_in_flight(parts: Parts) -> None:
     publish(parts, "a1", "a2")
     messages = parts.pop()
     with pytest.raises(GroupBusy, match="in flight"):
-        parts.admin.update(GROUP, "", lambda old: replace(old, fifo=True))
+        parts.groups.update(GROUP, "", lambda old: replace(old, fifo=True))
     parts.ack(*(message.handle for message in messages))
-    parts.admin.update(GROUP, "", lambda old: replace(old, fifo=True))
+    parts.groups.update(GROUP, "", lambda old: replace(old, fifo=True))
     publish(parts, "a3", "a4", "a5")
     (a3,) = parts.pop()
     parts.ack(a3.handle)
-    parts.admin.reset(GROUP, "", ResetTo(end="latest"))
-    parts.admin.update(GROUP, "", lambda old: replace(old, fifo=False))
+    parts.groups.reset(GROUP, "", ResetTo(end="latest"))
+    parts.groups.update(GROUP, "", lambda old: replace(old, fifo=False))
     publish(parts, "a6", "a7")
     assert texts(parts.pop()) == ["a6", "a7"]
 

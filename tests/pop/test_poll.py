@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import PopResult
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
 from tests.pop.wiring import GROUP, Parts

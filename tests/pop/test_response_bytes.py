@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Client
-from penstock.pop.core.unsynced import Unsynced
+from penstock.pop.core.polls import Unsynced
 from penstock.pop.grpc import responsebytes
 from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream
 from penstock.pop.grpc.peersockets import shut_down

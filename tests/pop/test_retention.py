@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.store.index.index import KeySpace
@@ -274,7 +274,7 @@ def test_a_group_goes_to_a_time_before_a_message_that_fired_long_after_it_was_se
     parts.publish(b"before")
     parts.advance(HOUR_MS)
     parts.publish(b"after")
-    parts.admin.reset(GROUP, FILTER, ResetTo(time_ms=since_ms))
+    parts.groups.reset(GROUP, FILTER, ResetTo(time_ms=since_ms))
     assert [message.body for message in parts.pop()] == [b"before", b"late", b"after"]
     assert group.visible == 0
 

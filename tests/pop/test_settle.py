@@ -66,7 +66,7 @@ def test_deliveries_that_are_over_are_skipped(parts: Parts) -> None:
     parts.advance(INVISIBLE_MS)
     assert settle(parts, Kind.POP_ACK, two) == 0
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"b", 2)]
-    parts.admin.delete(GROUP)
+    parts.groups.delete(GROUP)
     assert settle(parts, Kind.POP_ACK, two) == 0
 
 
@@ -124,26 +124,26 @@ def test_an_extended_delivery_stays_invisible_and_has_another_id(parts: Parts) -
 
 
 def test_a_group_created_for_a_subscription_is_known_as_such_after_a_crash(parts: Parts) -> None:
-    parts.core.groups.create(GROUP, FILTER, "latest", SHARED)
+    parts.core.groups.add(GROUP, FILTER, "latest", SHARED)
     parts.store.commit()
     parts = parts.after_crash("crashed")
-    assert parts.admin.find(GROUP, FILTER)[0].settings == SHARED
+    assert parts.groups.find(GROUP, FILTER)[0].settings == SHARED
     parts.close()
 
 
 @pytest.mark.parametrize("by", ["consuming", "creating", "changing"])
 def test_such_a_group_becomes_permanent_when_a_service_uses_it(tmp_path: Path, by: str) -> None:
     parts = Parts(tmp_path / "data")
-    group = parts.core.groups.create(GROUP, FILTER, "latest", SHARED)
+    group = parts.core.groups.add(GROUP, FILTER, "latest", SHARED)
     if by == "consuming":
         assert parts.core.groups.get_or_create(GROUP, FILTER) is group
         assert group.settings == DEFAULTS
     elif by == "creating":
         wanted = ConsumerGroupSettings(attempts_max=3)
-        assert parts.admin.create(GROUP, FILTER, "earliest", wanted) is group
+        assert parts.groups.create(GROUP, FILTER, "earliest", wanted) is group
         assert group.settings == wanted
     else:
-        parts.admin.pause(GROUP)
+        parts.groups.pause(GROUP)
         assert group.settings == ConsumerGroupSettings(
             paused=True, shared=True
         )  # a change of settings alone doesn't make the group permanent

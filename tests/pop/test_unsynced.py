@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pop.core.scan import RESPONSE_BYTES
-from penstock.pop.core.unsynced import COUNTED_FROM, Unsynced
+from penstock.pop.core.polls import COUNTED_FROM, Unsynced
+from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.options import PopOptions
 from penstock.store.options import MIB
 from penstock.store.space.causer import Causer

@@ -17,13 +17,13 @@ from penstock.access.control import AccessControl
 from penstock.access.options import AccessControlOptions, TokenOptions
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.groups import GroupSnapshot, snapshots
 from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
-from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import PopResult
 from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.settings import ConsumerGroupSettings
-from penstock.pop.core.snapshot import GroupSnapshot, snapshots
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
@@ -114,7 +114,7 @@ class Parts:
         self.timer_keys = TimerKeys(self.store, timer_options)
         self.handles = Handles(load_secret(data_dir, files=files))
         self.core = PopCore(self.store, self.handles, pop_options, timer_options)
-        self.admin = self.core.admin
+        self.groups = self.core.groups
         self.dead_letters = self.core.dead_letters
         self.transactions = Transactions(self.store, pop_options, timer_options)
         self.sent_ids = SentIds(self.store, pop_options)
@@ -169,7 +169,7 @@ class Parts:
         self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest", **settings: Any
     ) -> ConsumerGroup:
         """Create a group with settings; return it when its queue is filled."""
-        group = self.admin.create(name, topic_filter, start, ConsumerGroupSettings(**settings))
+        group = self.groups.create(name, topic_filter, start, ConsumerGroupSettings(**settings))
         self.settle_queues()
         return group
 

@@ -161,7 +161,7 @@ class Group:
         start: Start = "earliest" if self.consumer.earliest else "latest"
 
         async def work() -> None:
-            process.pop.admin.create(self.name, self.topic_filter, start, self.settings)
+            process.pop.groups.create(self.name, self.topic_filter, start, self.settings)
             await process.store.durable()
 
         self._call(process, work(), self._created)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import pytest
 import structlog
 
-from penstock.pop.core import scan
+from penstock.pop.core import selection
 from penstock.store.log import commitlog
 from tests.simulation.disk import ProcessDead
 from tests.simulation.mutations import MUTATIONS
@@ -79,7 +79,7 @@ def prepare() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # coroutines of dead processes are never awaited
     sys.unraisablehook = _swallow
     setattr(commitlog, "Thread", InlineThread)  # noqa: B010 - the one thread that no constructor takes
-    setattr(scan, "SCAN_READS_MAX", SCAN_READS)  # noqa: B010 - it is no option
+    setattr(selection, "SCAN_READS_MAX", SCAN_READS)  # noqa: B010 - it is no option
     all_tasks = getattr(asyncio.tasks, "_all_tasks", None)
     if all_tasks is not None:  # Python 3.11 adds each task to it; nobody asks for them
         all_tasks.add = _swallow

@@ -202,7 +202,7 @@ def test_a_shared_message_at_qos_2_comes_once_though_a_full_disk_delayed_its_ack
     store.space.refuse(OSError(errno.ENOSPC, "no room"))
 
     def relieved() -> None:  # so there is something to commit
-        bench.process.pop.admin.create("other", "b", "earliest", ConsumerGroupSettings())
+        bench.process.pop.groups.create("other", "b", "earliest", ConsumerGroupSettings())
 
     store.space.on_relief.insert(0, relieved)
     full = store.log.end
@@ -304,7 +304,7 @@ def test_a_backfill_that_ends_on_a_full_disk_adds_its_entries_once(monkeypatch: 
         return append(kind, *arguments)
 
     monkeypatch.setattr(store.queues, "_append", refuse)
-    bench.process.pop.admin.create("g", "a", "earliest", ConsumerGroupSettings())
+    bench.process.pop.groups.create("g", "a", "earliest", ConsumerGroupSettings())
     bench.run(1.0)
     store.commit()
     store.index.flush()
@@ -321,7 +321,7 @@ def test_a_group_misses_nothing_if_a_queue_is_filled_again_after_damage() -> Non
     for number in range(20):
         publisher.feed(packet(0x30, field(b"a") + b"%02d" % number + bytes(500)))
     bench.run(0.1)
-    bench.process.pop.admin.create("g", "a", "earliest", ConsumerGroupSettings())
+    bench.process.pop.groups.create("g", "a", "earliest", ConsumerGroupSettings())
     bench.run(0.1)
     assert len(bench.pop("g", "a", 12)) == 12
     bench.process.status = KILLED  # before RocksDB has flushed anything

@@ -44,7 +44,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         "is redriven": ConsumerGroupSettings(attempts_max=1),
         "is deleted": ConsumerGroupSettings(),
     }.items():
-        pop.admin.create(name, FILTER, "earliest", settings)
+        pop.groups.create(name, FILTER, "earliest", settings)
     async with Client(str(broker.node.grpc)) as client:
         for number in range(6):
             await client.send(f"plant/{number % 2}", b"21.5")
@@ -58,7 +58,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     while pop.fire_due():
         pass
     pop.dead_letters.redrive("is redriven")
-    pop.admin.delete("is deleted")
+    pop.groups.delete("is deleted")
     broker.node.store.commit()
     yield broker
     await broker.stop()

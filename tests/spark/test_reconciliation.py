@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.groups import ResetTo
 from penstock.spark.errors import (
     EngineMissing,
     JavaMissing,
@@ -315,9 +315,9 @@ def test_a_report_on_a_node_equals_what_its_consumers_did(parts: Parts, found: R
     for handle in handles["suspends"][2:]:
         parts.ack(handle, group="suspends")
     extended = [parts.change(handle, 60_000, group="extends")[1] for handle in handles["extends"]]
-    parts.admin.reset("resets", "", ResetTo("latest"))
-    parts.admin.delete("deletes")
-    parts.admin.delete("is unused", is_unused=True)
+    parts.groups.reset("resets", "", ResetTo("latest"))
+    parts.groups.delete("deletes")
+    parts.groups.delete("is unused", is_unused=True)
     parts.advance(2_000)
     short = parts.pop(20, 10_000, group="expires", topic_filter="short/#")
     assert [each.body for each in short] == [b"lasts"]

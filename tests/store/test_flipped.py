@@ -14,11 +14,11 @@ from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER
-from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.outcome import VisibilityChange
-from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import PopResult
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import TIMER_ENTRY
@@ -61,7 +61,7 @@ class Whole:
         options = PopOptions(attempts_max=2, transaction_check_ms=60_000)
         self.handles = Handles(load_secret(data_dir))
         self.core = PopCore(self.store, self.handles, options, TimerOptions())
-        self.admin = self.core.admin
+        self.groups = self.core.groups
         self.transactions = Transactions(self.store, options, TimerOptions())
         for part in (self.delayed, self.retained, self.transactions, self.core.part):
             self.store.add_part(part)
@@ -123,10 +123,10 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     whole.take(1)
     whole.advance(5_000)
     assert whole.core.dead_letters.redrive("g") == 1
-    whole.admin.pause("g")
-    whole.admin.reset("g", "plant/#", ResetTo(end="latest"))
+    whole.groups.pause("g")
+    whole.groups.reset("g", "plant/#", ResetTo(end="latest"))
     whole.core.groups.get_or_create("h", "plant/#")
-    whole.admin.delete("h")
+    whole.groups.delete("h")
     producer = encode_properties(Properties(producer="p"))
     committed, rolled_back, _ = (whole.publish("plant/1", body, int(Flag.HALF), producer) for body in (b"c", b"r", b"p"))
     whole.transactions.end(committed, commit=True)

@@ -220,7 +220,7 @@ async def test_a_follower_can_t_be_cut_before_its_log_begins(leader: Parts, tmp_
 
 
 async def test_a_queue_is_filled_on_a_follower_and_goes_live_by_the_leader_s_record(leader: Parts, tmp_path: Path) -> None:
-    leader.admin.create("slow", "+/1", "earliest", ConsumerGroupSettings())
+    leader.groups.create("slow", "+/1", "earliest", ConsumerGroupSettings())
     leader.store.commit()
     position = leader.store.log.end
     queue = durable_queue(leader.store, "+/1", "earliest")

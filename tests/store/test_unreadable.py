@@ -86,8 +86,8 @@ def test_whichever_block_is_unreadable_readers_leave_out_its_messages_and_no_oth
             assert parts.store.read_intact(position, size) is None
         parts.store.retention.copy(position, size)
         files.heal(path)
-        parts.admin.delete(f"root{number}")
-        parts.admin.delete(f"filled{number}")
+        parts.groups.delete(f"root{number}")
+        parts.groups.delete(f"filled{number}")
         parts.store.commit()
     parts.close()
 

@@ -9,7 +9,7 @@ from penstock.node.metrics.exposition import LoopShare
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.snapshot import GroupSnapshot, snapshots
+from penstock.pop.core.groups import GroupSnapshot, snapshots
 from penstock.store.store import Store
 
 GROUPS_LABELLED_MAX = 200

@@ -11,9 +11,9 @@ from penstock.node.metrics.families import add_latencies, counter, gauge, label_
 from penstock.node.metrics.grouptotals import GroupTotaller, GroupTotals
 from penstock.pop.access.refusals import Refusals
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.groups import GroupSnapshot
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.sentids import SentIds
-from penstock.pop.core.snapshot import GroupSnapshot
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.requestbytes import RefusedFor, RequestBytes
 from penstock.pop.grpc.responsebytes import ResponseBytes

@@ -96,7 +96,7 @@ async def test_subscribers_hear_that_the_group_of_their_lite_topic_was_deleted(n
     await stream.write(service_pb.TelemetryCommand(settings=settings))
     assert (await stream.read()).status.code == Code.OK
     await sync(caller, "COMPLETE_ADD", "a", "b")
-    node.core.admin.delete(GROUP, "chat/a")
+    node.core.groups.delete(GROUP, "chat/a")
     notice = await asyncio.wait_for(stream.read(), WAIT_S_MAX)
     assert (notice.status.code, notice.notify_unsubscribe_lite_command.lite_topic) == (Code.OK, "a")
     assert await sync(caller, "PARTIAL_ADD", "c") == Code.OK

@@ -105,7 +105,7 @@ async def test_a_pull_waits_for_a_message(node: Node, caller: Caller) -> None:
     await caller.send(outgoing(b"now"))
     assert bodies((await asyncio.wait_for(waiting, WAIT_S_MAX))[1]) == [b"now"]
     assert len(group.queue.watchers) == 1
-    node.core.admin.delete(GROUP)
+    node.core.groups.delete(GROUP)
     assert (await pull(caller, 0))[0] == Code.MESSAGE_NOT_FOUND, "the group is created again"
 
 
