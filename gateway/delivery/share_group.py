@@ -20,7 +20,7 @@ from penstock.pop.core.checkpoint import delivery_id, delivery_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.polls import Poll
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.errors import Overloaded
 from penstock.store.bodies import CHECKPOINT_ENTRY_DTYPE
 from penstock.store.errors import DiskFull, StoreError
@@ -201,7 +201,7 @@ class ShareGroup:
                 return
             if self.group.is_deleted:
                 return  # `recreate` goes on.
-            taken = self._core.pop(self.group, room, self._ack_timeout_ms) if not self.group.polls else None
+            taken = self._core.popper.pop(self.group, room, self._ack_timeout_ms) if not self.group.polls else None
             if taken is None:
                 self._start_poll(room)
                 return
@@ -370,7 +370,7 @@ class ShareGroup:
 
     def still_open(self, entries: bytes, deliveries: list[int]) -> tuple[bytes, list[int]]:
         """Return those messages whose invisible time has not passed. Others may have been delivered elsewhere by now."""
-        is_open = self._core.is_open
+        is_open = self._core.deliveries.is_open
         places = [at for at, delivery in enumerate(deliveries) if is_open(delivery)]
         return (entries, deliveries) if len(places) == len(deliveries) else select(entries, deliveries, places)
 
@@ -424,7 +424,7 @@ class ShareGroup:
     def extend(self, deliveries: list[int], expiry_s: int, client_id: str) -> list[int]:
         """Keep deliveries invisible to others for as long as the session of a client may last; return their new ids."""
         try:
-            return self._core.extend(
+            return self._core.deliveries.extend(
                 self.group, deliveries, self._ack_timeout_ms + expiry_s * 1000, self._settlements.keeper_of(client_id)
             )
         except DiskFull:

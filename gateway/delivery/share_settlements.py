@@ -97,7 +97,7 @@ class ShareSettlements:
             client_id: of the client, which was connected when the node was killed.
             known: the ids of the deliveries that are under way in its stored session.
         """
-        unknown = [delivery for delivery in self._core.kept_by(self.keeper_of(client_id)) if delivery not in known]
+        unknown = [delivery for delivery in self._core.deliveries.of_keeper(self.keeper_of(client_id)) if delivery not in known]
         if unknown:
             self.revive(unknown)
 
@@ -116,9 +116,9 @@ class ShareSettlements:
         has_failed = kind is Kind.POP_INVISIBLE_CHANGED
         try:
             if has_failed:
-                settled = self._core.fail(deliveries, why)
+                settled = self._core.deliveries.fail(deliveries, why)
             else:
-                settled = self._core.settle(kind, deliveries, why, suspects=suspects)
+                settled = self._core.deliveries.settle(kind, deliveries, why, suspects=suspects)
         except DiskFull:
             self._owed.append((kind, deliveries, why, suspects))
             return

@@ -17,7 +17,7 @@ SUFFIX = ".on-dead-letter"
 """What follows the name of a group in the name of the group that consumes its dead letters for the hooks."""
 
 GROUP_BYTES_MAX = 255
-"""Maximum length of a group's name, as the node has it (`pop.core.names`)."""
+"""Maximum length of a group's name, as the node has it (`pop.core.group`)."""
 
 INVISIBLE_S = 60.0
 """Invisible time of a dead letter, and the timeout of its hooks, in seconds."""

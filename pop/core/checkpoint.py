@@ -316,7 +316,7 @@ class CheckpointTable:
     """
 
     def __init__(self, deadlines: Deadlines, groups: Mapping[int, ConsumerGroup], damages: DamagedRanges) -> None:
-        self._deadlines = deadlines
+        self.deadlines = deadlines
         self._groups = groups
         self._damages = damages
         self.open: dict[int, Checkpoint] = {}
@@ -334,7 +334,7 @@ class CheckpointTable:
         self.open[checkpoint.position] = checkpoint
         self._changed.add(checkpoint.position)
         self._new.add(checkpoint.position)
-        self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+        self.deadlines.schedule(checkpoint.deadline_ms, checkpoint)
         if checkpoint.waits:
             self._groups[checkpoint.group_id].delayed += checkpoint.open.bit_count()
         elif checkpoint.is_exclusive:
@@ -370,7 +370,7 @@ class CheckpointTable:
                     del attempt_ids[checkpoint.attempt_id]
             if checkpoint.is_exclusive:
                 self._groups[checkpoint.group_id].alone -= 1
-            self._deadlines.forget(checkpoint)
+            self.deadlines.forget(checkpoint)
             self.closed.add(checkpoint.position, checkpoint.without_entries())
 
     def let_wait(self, checkpoint: Checkpoint) -> None:
@@ -388,9 +388,9 @@ class CheckpointTable:
         """Move the deadlines that were set in the window of a step of the clock: their invisible times are not over sooner."""
         for checkpoint in self.open.values():
             if step.covers(checkpoint.pop_ms) and checkpoint.deadline_ms > step.end_ms:
-                self._deadlines.forget(checkpoint)
+                self.deadlines.forget(checkpoint)
                 checkpoint.deadline_ms += step.step_ms
-                self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+                self.deadlines.schedule(checkpoint.deadline_ms, checkpoint)
                 self._changed.add(checkpoint.position)
 
     def load(self, index: Index) -> None:

@@ -5,7 +5,8 @@ until they are acknowledged, or until their invisible time is over. Then a messa
 a new attempt, or, after the last attempt, becomes a dead letter. Bodies are never copied: queue entries point at messages.
 
 Every decision is a record, and all decisions are made on one event loop, so a message is either acknowledged or revived, never
-both. `PopState` is what the records made of groups and checkpoints. The parts that decide are composed here.
+both. `PopState` is what the records made of groups and checkpoints. The parts that decide are composed here, and callers name
+them: `core.popper.pop`, `core.polls.poll`, `core.deliveries.ack`, `core.groups.create`, `core.dead_letters.redrive`.
 """
 
 from __future__ import annotations
@@ -14,23 +15,18 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from penstock.pop.core.acking import Acknowledger
 from penstock.pop.core.checkpoint import Checkpoint
-from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import DeadLetters
 from penstock.pop.core.deadlines import Deadlines
+from penstock.pop.core.deliveries import GroupDeliveries
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.judging import Judge
 from penstock.pop.core.polls import LongPolls, Unsynced
-from penstock.pop.core.popping import Popper
+from penstock.pop.core.pops import Popper
 from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.records import GroupRecords
-from penstock.pop.core.revival import Revival
-from penstock.pop.core.settling import Settlement
 from penstock.pop.core.state import PopState
-from penstock.pop.core.visibility import Visibility
 from penstock.pop.options import PopOptions
 from penstock.store.part import Part
 from penstock.store.store import Store
@@ -59,41 +55,24 @@ class PopCore:
         self, store: Store, handles: Handles, options: PopOptions, timer: TimerOptions, traces: PopTraces | None = None
     ) -> None:
         self._store = store
-        self.counters = PopCounters()
-        self._deadlines = Deadlines(store.now_ms, self._deadlines_passed, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
-        self._state = PopState(store.log, store.queues, self._deadlines, self._arrived, options, store.ledger)
+        self._deadlines = Deadlines(store.now_ms, self._revive, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
+        self._state = state = PopState(store, self._deadlines, self._serve, options)
         store.retention.on_dropped.append(self._forget_dropped)
-        state, now_ms = self._state, store.now_ms
         self.part: Part = state
         """What the records made of groups and checkpoints, as a part of the store."""
-        self.checkpoints: Mapping[int, Checkpoint] = state.checkpoints
+        self.checkpoints: Mapping[int, Checkpoint] = state.checkpoints.open
         """Checkpoints with open deliveries, by position."""
-        records = GroupRecords(store, state, self.counters, traces)
-        popper = Popper(store, state, records, self.counters, traces)
+        records = GroupRecords(store, state, traces)
+        self.counters = records.counters
+        self.groups = Groups(store, state, records, self._serve, options)
+        self.dead_letters = DeadLetters(store, state, records, self._serve)
+        self.deliveries = GroupDeliveries(
+            state, records, handles, self._serve, store.now_ms, options.invisible_ms_max, timer.fire_max
+        )
+        self.popper = Popper(store, state, records, traces)
         self.unsynced = Unsynced(store.when_durable, _call_soon, options.responses_bytes_max // UNSYNCED_PARTS)
         """Room for messages that were handed out and wait for the sync of their checkpoint."""
-        self.polls = LongPolls(popper, store.space, options, self.counters, self.unsynced)
-        serve = self.polls.serve
-        self.groups = Groups(store, state, records, serve, options)
-        self.dead_letters = DeadLetters(store, state, records, serve)
-        judge = Judge(state, handles, now_ms)
-        acknowledger = Acknowledger(state, records, handles, judge, serve, now_ms, self.counters)
-        visibility = Visibility(state, records, handles, judge, serve, now_ms, options.invisible_ms_max)
-        settlement = Settlement(state, records, serve, now_ms, self.counters)
-        self._revival = Revival(state, records, self._deadlines, serve, now_ms, self.counters, timer.fire_max)
-        # Methods of the parts are attributes here, so that a call doesn't take a detour.
-        self.read = records.read
-        self.pop = popper.pop
-        self.requeue = self.polls.requeue
-        self.long_poll = self.polls.poll
-        self.ack = acknowledger.ack
-        self.dead_letter = acknowledger.dead_letter
-        self.change_invisible = visibility.change_invisible
-        self.extend = visibility.extend
-        self.fail = visibility.fail
-        self.kept_by = visibility.kept_by
-        self.settle = settlement.settle
-        self.is_open = settlement.is_open
+        self.polls = LongPolls(self.popper, self.deliveries, store.space, options, self.counters, self.unsynced)
 
     @property
     def waiting(self) -> int:
@@ -108,7 +87,7 @@ class PopCore:
     @property
     def checkpoints_remembered(self) -> int:
         """Number of closed checkpoints that are still in memory, so that late calls get an exact answer."""
-        return len(self._state.closed)
+        return len(self._state.checkpoints.closed)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Revive messages by itself from now on; first those that became due while the node was down."""
@@ -125,15 +104,20 @@ class PopCore:
         """Revive one portion of what is due now, and return whether more may be due. Tests that move the clock call this."""
         return self._deadlines.fire_due()
 
-    def _arrived(self, group: ConsumerGroup) -> None:
+    def read(self, position: int, size: int) -> bytes | None:
+        """Return the record of a message; None if it can't be read any more."""
+        return self._store.read_intact(position, size)
+
+    def _serve(self, group: ConsumerGroup) -> None:
         if group.polls:
             self.polls.serve(group)
 
     def _serve_all(self) -> None:
-        self.polls.serve_all(self.groups)
+        for group in self.groups:
+            self._serve(group)
 
-    def _deadlines_passed(self, checkpoints: list[Checkpoint]) -> None:
-        self._revival.revive(checkpoints)
+    def _revive(self, checkpoints: list[Checkpoint]) -> None:
+        self.deliveries.revive(checkpoints)
 
     def _forget_dropped(self) -> Iterator[None]:
         """Forget the dead letters, and the redriven ones, whose messages retention has dropped.

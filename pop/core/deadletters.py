@@ -343,7 +343,7 @@ class DeadLetters:
         """
         by_group = self._named(name, positions)
         for group_id, letters in by_group.items():
-            group = self._state.groups_by_id[group_id]
+            group = self._state.groups.by_id[group_id]
             properties = b""
             if group.order is not None:
                 properties = orjson.dumps({"keys": [self._key(letter) for letter in letters]})
@@ -368,7 +368,7 @@ class DeadLetters:
 
     def origins(self, checkpoint: Checkpoint) -> dict[int, DeadLetterOrigin]:
         """Return the origins of the dead letters among the messages of a checkpoint, by index."""
-        group = self._state.groups_by_id.get(checkpoint.group_id)
+        group = self._state.groups.by_id.get(checkpoint.group_id)
         if group is None or not group.dead_letters_of:
             return {}
         origins = {}
@@ -381,7 +381,7 @@ class DeadLetters:
 
     def filter_of(self, letter: DeadLetter) -> str:
         """Return the filter by which a group got the message of a dead letter; empty if the group was deleted."""
-        group = self._state.groups_by_id.get(letter.group_id)
+        group = self._state.groups.by_id.get(letter.group_id)
         return group.filter if group is not None else ""
 
     def _named(self, name: str, positions: Iterable[int] | None) -> LettersByGroup:
@@ -397,12 +397,12 @@ class DeadLetters:
             letters = [letter for position in sorted(set(positions)) for letter in listed_at(queue.id, position)]
         by_group: LettersByGroup = {}
         for letter in letters:
-            if letter.group_id in self._state.groups_by_id and not self._store.is_expired(letter.position):
+            if letter.group_id in self._state.groups.by_id and not self._store.is_expired(letter.position):
                 by_group.setdefault(letter.group_id, []).append(letter)
         return by_group
 
     def _key(self, letter: DeadLetter) -> int:
-        data = self._records.read(letter.position, letter.size)
+        data = self._store.read_intact(letter.position, letter.size)
         return order_key(data) if data is not None else NO_KEY
 
 

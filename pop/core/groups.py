@@ -97,18 +97,20 @@ class Groups:
         self._records = records
         self._serve = serve
         self._options = options
-        self.with_id = state.groups_by_id.get
-        """Return the group with an id; None if there is none. Pops call it, so it is the method of the dict itself."""
         self.on_deleted: list[Callable[[ConsumerGroup], None]] = []
         """Called with each group that was deleted."""
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         """Yield all groups."""
-        return iter(self._state.groups_by_id.values())
+        return iter(self._state.groups.by_id.values())
+
+    def with_id(self, group_id: int) -> ConsumerGroup | None:
+        """Return the group with an id; None if there is none."""
+        return self._state.groups.by_id.get(group_id)
 
     def get(self, name: str, topic_filter: str) -> ConsumerGroup | None:
         """Return the group `name` on `topic_filter`; None if there is none."""
-        return self._state.groups.get((name, topic_filter))
+        return self._state.groups.by_name.get((name, topic_filter))
 
     def get_or_create(self, name: str, topic_filter: str, start: Start = "earliest", causer: Causer = NODE) -> ConsumerGroup:
         """Return the group `name` on `topic_filter`; create it if it doesn't exist, to begin at `start`.
@@ -122,7 +124,7 @@ class Groups:
             TopicInvalid: the filter breaks MQTT 5.0, 4.7.
             Overloaded, LimitExceeded: `pop.groups_max` or `store.queues_max` is reached, or the causer may have no more.
         """
-        group = self._state.groups.get((name, topic_filter))
+        group = self._state.groups.by_name.get((name, topic_filter))
         if group is not None:
             if group.settings.is_temporary:
                 with suppress(DiskFull):  # the next call tries again
@@ -153,7 +155,7 @@ class Groups:
             by = self._store.ledger.admit(causer, Resource.GROUPS, topic=topic_filter).row()
         except LimitExceeded as error:
             raise Overloaded(str(error)) from error
-        group_id = self._state.next_id
+        group_id = self._state.groups.next_id
         owner = f"group:{group_id}"
         queue = self._store.queues.declare(topic_filter, owner, start, causer)
         try:
@@ -172,7 +174,7 @@ class Groups:
         if settings != DEFAULTS:
             row["settings"] = settings.row()
         self._records.append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
-        return self._state.groups[name, topic_filter]
+        return self._state.groups.by_name[name, topic_filter]
 
     def configure(self, group: ConsumerGroup, settings: ConsumerGroupSettings) -> None:
         """Change the settings of a group. The caller must have checked them.
@@ -309,7 +311,7 @@ class Groups:
         """Return references to all open deliveries of a group. This visits all open checkpoints of the node."""
         return [
             REFERENCE.pack(checkpoint.position, index)
-            for checkpoint in self._state.checkpoints.values()
+            for checkpoint in self._state.checkpoints.open.values()
             if checkpoint.group_id == group.id
             for index in checkpoint.open_indexes()
         ]

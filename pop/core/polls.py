@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -21,10 +21,10 @@ from penstock.pop.errors import Overloaded
 from penstock.store.space.space import Level, Space
 
 if TYPE_CHECKING:
-    from penstock.pop.core.checkpoint import Checkpoint
-    from penstock.pop.core.counters import PopCounters
+    from penstock.pop.core.deliveries import GroupDeliveries
     from penstock.pop.core.group import ConsumerGroup
-    from penstock.pop.core.popping import Popper, PopResult
+    from penstock.pop.core.pops import Popper, PopResult
+    from penstock.pop.core.records import PopCounters
     from penstock.pop.options import PopOptions
 
 COUNTED_FROM: Final = 4_096
@@ -73,14 +73,24 @@ class LongPolls:
 
     Parameters:
         popper: hands out messages.
+        deliveries: takes back what a cancelled poll has got.
         space: tells whether the disk is full.
         options: bounds.
         counters: counts refused polls.
         unsynced: room for what is handed out.
     """
 
-    def __init__(self, popper: Popper, space: Space, options: PopOptions, counters: PopCounters, unsynced: Unsynced) -> None:
+    def __init__(
+        self,
+        popper: Popper,
+        deliveries: GroupDeliveries,
+        space: Space,
+        options: PopOptions,
+        counters: PopCounters,
+        unsynced: Unsynced,
+    ) -> None:
         self._popper = popper
+        self._deliveries = deliveries
         self._unsynced = unsynced
         self._space = space
         self._options = options
@@ -143,7 +153,7 @@ class LongPolls:
             await asyncio.wait((poll.future,), timeout=left_s)
         except asyncio.CancelledError:
             if poll.future.done() and poll.future.exception() is None:
-                self.requeue(poll.future.result().checkpoint)
+                self._deliveries.requeue(poll.future.result().checkpoint)
             raise
         finally:
             self.remove(poll, *groups)
@@ -222,24 +232,10 @@ class LongPolls:
             unsynced.add(caller, result.size)
             poll.future.set_result(result)
 
-    def requeue(self, checkpoint: Checkpoint, *, suspected: bool = False) -> None:
-        """Make the messages of open deliveries visible at once, because their consumer is gone or has never got them.
-
-        This doesn't count as an attempt. `suspected` as for `Popper.requeue`.
-        """
-        group = self._popper.requeue(checkpoint, suspected=suspected)
-        if group is not None:
-            self.serve(group)
-
-    def serve_all(self, groups: Iterable[ConsumerGroup]) -> None:
-        """Serve the polls of many groups, for example because the disk has room again."""
-        for group in groups:
-            self.serve(group)
-
     def _may_scan_further(self, group: ConsumerGroup) -> bool:
         """Return whether another pop may find messages, though the last one found none."""
         if self._space.level is Level.EXHAUSTED:
-            return False  # `serve_all` goes on when the disk has room again
+            return False  # the core serves all groups when the disk has room again
         if not group.is_selective or group.settings.paused or group.room <= 0:
             return False
         is_full = group.order is not None and group.order.parked >= PARKED_MAX

@@ -67,8 +67,8 @@ class PopTraces:
         context = sampled_context(user)
         if context is None:
             return
-        about: dict[str, AttributeValue] = {"messaging.message.body.size": len(body)}
-        span = self._traces.begin(context, "publish", "send", SpanKind.SERVER, topic, position, about, began_ns=began_ns)
+        attributes: dict[str, AttributeValue] = {"messaging.message.body.size": len(body)}
+        span = self._traces.begin(context, "publish", "send", SpanKind.SERVER, topic, position, attributes, began_ns=began_ns)
         if span is None:
             return
         if error:
@@ -88,13 +88,13 @@ class PopTraces:
             if _NAMED not in encoded or (context := sampled_context(decode_properties(encoded).user)) is None:
                 continue
             position, _, _, attempt, _, _ = CHECKPOINT_ENTRY.unpack_from(checkpoint.body, index * CHECKPOINT_ENTRY.size)
-            about: dict[str, AttributeValue] = {
+            attributes: dict[str, AttributeValue] = {
                 "messaging.consumer.group.name": group.name,
                 "messaging.destination.subscription.name": group.filter,
                 "messaging.message.body.size": len(body),
                 "messaging.message.delivery_attempt": attempt,
             }
-            span = self._traces.begin(context, "deliver", "deliver", SpanKind.PRODUCER, topic, position, about)
+            span = self._traces.begin(context, "deliver", "deliver", SpanKind.PRODUCER, topic, position, attributes)
             if span is not None:
                 spans.append(span)
                 self._open.add(delivery_id(checkpoint.position, index), _Delivery(span.context, topic, position))
@@ -107,7 +107,7 @@ class PopTraces:
 
     # --- settling ---------------------------------------------------------------------------------------------------
 
-    def noted(self, kind: Kind, group: str, body: bytes, flags: int, position: int) -> None:
+    def appended(self, kind: Kind, group: str, body: bytes, flags: int, position: int) -> None:
         """Make the spans of what a record of a group has settled; they end when the record is durable.
 
         Args:
@@ -121,8 +121,8 @@ class PopTraces:
             return
         if kind is Kind.POP_INVISIBLE_CHANGED:
             self._changed(group, body, flags, position)
-        elif (found := _SETTLING.get(kind)) is not None:
-            operation, kind_of_span = found
+        elif kind in _SETTLING:
+            operation, kind_of_span = _SETTLING[kind]
             if kind is Kind.POP_REVIVED:
                 operation = "requeue" if flags & Flag.SUSPENDED and not flags & LEVEL_MASK else "expire"
             for checkpoint, index in REFERENCE.iter_unpack(body):
@@ -143,8 +143,8 @@ class PopTraces:
                 self._open.add(delivery_id(position, number), delivery)
 
     def _settled(self, delivery: _Delivery, operation: str, group: str, kind: SpanKind) -> None:
-        about: dict[str, AttributeValue] = {"messaging.consumer.group.name": group}
-        span = self._traces.begin(delivery.context, operation, "settle", kind, delivery.topic, delivery.position, about)
+        attributes: dict[str, AttributeValue] = {"messaging.consumer.group.name": group}
+        span = self._traces.begin(delivery.context, operation, "settle", kind, delivery.topic, delivery.position, attributes)
         if span is not None:
             self._when_durable(partial(self._traces.end, span))
 

@@ -1,36 +1,71 @@
-"""The records of groups: every decision of POP is one, and only applying it changes the state."""
+"""The records of groups: every decision of POP is one, and only applying it changes the state. And counts of what they do."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import orjson
 
-from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import DEAD_LETTERS, Reason
-from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.poptraces import PopTraces
-from penstock.pop.core.state import PopState
+from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
 from penstock.store.record import POP_FIXED, Flag, Kind
-from penstock.store.store import Store
+
+if TYPE_CHECKING:
+    from penstock.pop.core.group import ConsumerGroup
+    from penstock.pop.core.poptraces import PopTraces
+    from penstock.pop.core.state import PopState
+    from penstock.store.store import Store
 
 REFERENCES_MAX = 16_384
 """Maximum number of deliveries that one record ends: 192 KiB fit into any segment, however many deliveries are due at once."""
 
 
+class PopCounters:
+    """Counts of what POP has done since the node started. Plain integers, which `penstock.node.metrics` reads."""
+
+    __slots__ = (
+        "acked",
+        "dead_lettered",
+        "expired",
+        "handed_out",
+        "refused",
+        "revive_late_ms_max",
+        "revive_lateness",
+        "revived",
+        "uncounted",
+    )
+
+    def __init__(self) -> None:
+        self.handed_out = 0
+        self.acked = 0
+        self.revived = 0
+        self.uncounted = 0
+        """Messages that were revived without losing an attempt, because others were out with them: `pop.core.suspicion`."""
+        self.dead_lettered = 0
+        self.expired = 0
+        """Messages that no consumer got because their time to live had passed."""
+        self.refused = 0
+        """Pops that were refused because too many were waiting."""
+        self.revive_late_ms_max = 0
+        self.revive_lateness = Histogram(LATENCY_BOUNDS_MS)
+        """How long after its deadline a message was revived or dead-lettered."""
+
+
 class GroupRecords:
-    """Appends the records of groups, and reads messages.
+    """Appends the records of groups.
 
     Parameters:
         store: has the log and the light queues.
         state: the state that the records change.
-        counters: counts what the records do.
         traces: makes spans of what the records settle; None without tracing.
     """
 
-    def __init__(self, store: Store, state: PopState, counters: PopCounters, traces: PopTraces | None = None) -> None:
+    def __init__(self, store: Store, state: PopState, traces: PopTraces | None = None) -> None:
         self._store = store
         self._state = state
-        self._counters = counters
         self._traces = traces
+        self.counters = PopCounters()
+        """Counts what the records do."""
 
     def append(
         self,
@@ -44,11 +79,11 @@ class GroupRecords:
         properties: bytes = b"",
     ) -> int:
         """Append a record of a group, and return its position."""
-        group = self._state.groups_by_id.get(group_id)
+        group = self._state.groups.by_id.get(group_id)
         fixed = POP_FIXED.pack(group_id, group.epoch if group else 0, deadline_ms)
         position = self._store.append(kind, fixed, name.encode(), body, properties, flags)
         if self._traces is not None:
-            self._traces.noted(kind, name, body, flags, position)
+            self._traces.appended(kind, name, body, flags, position)
         return position
 
     def append_references(
@@ -69,15 +104,11 @@ class GroupRecords:
         `level` is that of their next pop: see `pop.core.suspicion`.
         """
         self.append_references(Kind.POP_REVIVED, group, references, flags=Flag.SUSPENDED | level)
-        self._counters.revived += len(references)
+        self.counters.revived += len(references)
 
     def append_dead_letters(self, group: ConsumerGroup, references: list[bytes], reason: Reason, detail: str = "") -> None:
         """Put the messages of deliveries into the group's dead letters. `detail` is what their consumer says."""
         self._store.queues.declare(DEAD_LETTERS + group.name, f"group:{group.id}")
         properties = orjson.dumps({"reason": reason.name.lower(), **({"detail": detail} if detail else {})})
         self.append_references(Kind.POP_DEAD_LETTER, group, references, properties=properties)
-        self._counters.dead_lettered += len(references)
-
-    def read(self, position: int, size: int) -> bytes | None:
-        """Return the record of a message; None if it can't be read any more."""
-        return self._store.read_intact(position, size)
+        self.counters.dead_lettered += len(references)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import ACK_STATUS, with_status
 from penstock.pop.grpc.wire import STATUS_OK, statuses
@@ -26,7 +26,7 @@ class AckMethods:
     @with_status
     async def Ack(self, request: pb.AckRequest) -> bytes:
         check_count("acknowledge handles", request.handles)
-        outcomes = self._core.ack(request.group, list(request.handles))
+        outcomes = self._core.deliveries.ack(request.group, list(request.handles))
         await self._store.durable()
         if outcomes.count(AckOutcome.OK) == len(outcomes):
             return STATUS_OK * len(outcomes)
@@ -35,7 +35,7 @@ class AckMethods:
     @with_status
     async def DeadLetter(self, request: pb.AckRequest) -> bytes:
         check_count("dead-letter handles", request.handles)
-        outcomes = self._core.dead_letter(request.group, list(request.handles), request.reason)
+        outcomes = self._core.deliveries.dead_letter(request.group, list(request.handles), request.reason)
         await self._store.durable()
         return statuses([ACK_STATUS[outcome] for outcome in outcomes])
 
@@ -46,7 +46,7 @@ class AckMethods:
             VisibilityChange(change.handle, change.invisible_ms, change.suspend, change.nack, change.reason)
             for change in request.changes
         ]
-        outcomes = self._core.change_invisible(request.group, changes)
+        outcomes = self._core.deliveries.change_invisible(request.group, changes)
         await self._store.durable()
         results = [pb.ChangeInvisibleResult(status=ACK_STATUS[outcome], handle=handle) for outcome, handle in outcomes]
         return pb.ChangeInvisibleResponse(results=results)

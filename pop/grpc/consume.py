@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from penstock.pop.access.caller import causer_of_call, note_call
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deliveries import VisibilityChange
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.outcome import VisibilityChange
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.errors import PopError, RequestInvalid
 from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED_STEP, AckReport, ConsumeStream
@@ -80,7 +80,7 @@ class ConsumeMethods:
                 if isinstance(item, AckReport):
                     yield serialize(self._encode(item))
                 else:
-                    self._core.requeue(item.checkpoint)
+                    self._core.deliveries.requeue(item.checkpoint)
             is_broken = False
         finally:
             if reader is not None:

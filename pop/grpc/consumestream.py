@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.polls import Poll
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.errors import PopError
 from penstock.pop.grpc.responsebytes import Kept
 
@@ -140,7 +140,7 @@ class ConsumeStream:
                 return
             granted = False
             try:
-                result = core.pop(group, room, self._invisible_ms) if not group.polls else None
+                result = core.popper.pop(group, room, self._invisible_ms) if not group.polls else None
             except PopError as error:
                 self._fail(error)
                 return
@@ -181,7 +181,7 @@ class ConsumeStream:
         elif error is not None:
             raise error
         elif self._ended:
-            self._core.requeue(future.result().checkpoint)
+            self._core.deliveries.requeue(future.result().checkpoint)
         else:
             self._deliver(future.result())
             self.pop_more()
@@ -210,7 +210,7 @@ class ConsumeStream:
             self.outbox.append(item)
             self.wake.set()
         elif isinstance(item, PopResult):
-            self._core.requeue(item.checkpoint)
+            self._core.deliveries.requeue(item.checkpoint)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -243,11 +243,11 @@ class ConsumeStream:
 
     def ack(self, acks: list[str], changes: list[VisibilityChange]) -> None:
         """Acknowledge deliveries and change invisible times. The stream reports what came of it when it is durable."""
-        outcomes = self._core.ack(self._group.name, acks) if acks else []
+        outcomes = self._core.deliveries.ack(self._group.name, acks) if acks else []
         refused: list[tuple[str, AckOutcome]] = [
             (handle, outcome) for handle, outcome in zip(acks, outcomes, strict=True) if outcome is not AckOutcome.OK
         ]
-        changed = self._core.change_invisible(self._group.name, changes) if changes else []
+        changed = self._core.deliveries.change_invisible(self._group.name, changes) if changes else []
         self._acked += len(acks) - len(refused)
         self._outstanding -= len(acks) - len(refused)
         for (outcome, handle), change in zip(changed, changes, strict=True):
@@ -297,14 +297,14 @@ class ConsumeStream:
         if poll is not None:
             self._polls.remove(poll, self._group)
             if poll.future.done() and not poll.future.cancelled() and poll.future.exception() is None:
-                self._core.requeue(poll.future.result().checkpoint)
+                self._core.deliveries.requeue(poll.future.result().checkpoint)
             poll.future.remove_done_callback(self._arrived)
         for item in self.outbox:
             if isinstance(item, PopResult):
-                self._core.requeue(item.checkpoint)
+                self._core.deliveries.requeue(item.checkpoint)
         if give_back:
             for checkpoint in self._checkpoints.values():
-                self._core.requeue(checkpoint, suspected=is_broken)
+                self._core.deliveries.requeue(checkpoint, suspected=is_broken)
         self.outbox.clear()
 
 

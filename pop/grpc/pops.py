@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.groups import Groups
-from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.popping import check_attempt_id
+from penstock.pop.core.pops import check_attempt_id
 from penstock.pop.grpc.requests import bounded, check_count, start_of
 from penstock.pop.grpc.responses import PopResponses
 from penstock.pop.grpc.status import ACK_STATUS, with_status
@@ -47,8 +47,8 @@ class PopMethods:
         check_count("acknowledge handles", acks)
         causer = causer_of_call()
         group = self._groups.get_or_create(request.group, request.filter, start, causer)
-        outcomes = core.ack(group.name, acks) if acks else []
-        result = await core.long_poll(
+        outcomes = core.deliveries.ack(group.name, acks) if acks else []
+        result = await core.polls.poll(
             (group,),
             min(messages_max, options.messages_max),
             asked_ms or group.invisible_ms,
@@ -64,7 +64,7 @@ class PopMethods:
             messages = self._responses.messages(result) if result is not None else b""
         except BaseException:
             if result is not None:
-                core.requeue(result.checkpoint)  # the consumer went away, so it never saw the messages
+                core.deliveries.requeue(result.checkpoint)  # the consumer went away, so it never saw the messages
             raise
         if outcomes.count(AckOutcome.OK) == len(acks):
             return messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.pop.core.deadletters import DeadLetter, DeadLetters
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.core.sender import message_id
 from penstock.pop.grpc.wire import popped_messages
 from penstock.pop.proto import pop_pb2 as pb

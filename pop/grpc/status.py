@@ -11,7 +11,7 @@ import grpc.aio
 
 from penstock.pop.access.caller import AccessDenied, note_call
 from penstock.pop.access.refusals import CallRefused
-from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, ScheduleExists, ScheduleUnknown
 from penstock.pop.proto import pop_pb2 as pb

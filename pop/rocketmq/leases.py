@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deliveries import VisibilityChange
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.outcome import VisibilityChange
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.store.errors import DiskFull
@@ -89,9 +89,11 @@ class Leases:
         If the client vanished without announcing its end, a message may have killed it: an attempt counts if it is known which.
         """
         if not (counts and checkpoint.blames_one):
-            self._core.requeue(checkpoint, suspected=counts)
+            self._core.deliveries.requeue(checkpoint, suspected=counts)
             return
         group = self._group_with_id(checkpoint.group_id)
         assert group is not None  # A group that is deleted has no checkpoints.
         handles = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, group.id, checkpoint.count)
-        self._core.change_invisible(group.name, [VisibilityChange(handles[index], 0) for index in checkpoint.open_indexes()])
+        self._core.deliveries.change_invisible(
+            group.name, [VisibilityChange(handles[index], 0) for index in checkpoint.open_indexes()]
+        )

@@ -10,7 +10,7 @@ from penstock.access.actions import POP
 from penstock.pop.access.caller import causer_of_call, check_permitted_throughout
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.groups import Groups
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.errors import GroupUnknown
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient
@@ -91,7 +91,7 @@ class LiteTopics:
 
         Raises:
             AccessDenied: the caller may not read one of the lite topics.
-            Overloaded: as `PopCore.long_poll`.
+            Overloaded: as `LongPolls.poll`.
         """
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + wait_ms / 1000
@@ -105,7 +105,7 @@ class LiteTopics:
                 groups = groups[client.turn :] + groups[: client.turn]
             try:
                 slice_ms = min(remaining_ms, POLL_SLICE_MS)
-                popped = await self._core.long_poll(groups, count, invisible_ms, slice_ms, attempt_id, caller=causer_of_call())
+                popped = await self._core.polls.poll(groups, count, invisible_ms, slice_ms, attempt_id, caller=causer_of_call())
             except GroupUnknown:
                 continue  # A group was deleted while the poll waited. Poll the others.
             if popped is not None or remaining_ms <= 0:

@@ -20,7 +20,7 @@ from penstock.pop.core.deadletters import DEAD_LETTERS
 from penstock.pop.core.expression import Expression, compile_expression
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.popping import expires_at_ms_of
+from penstock.pop.core.pops import expires_at_ms_of
 from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.errors import GroupUnknown, Overloaded
 from penstock.pop.grpc.responsebytes import kept_by_call

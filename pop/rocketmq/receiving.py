@@ -15,7 +15,7 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles
-from penstock.pop.core.popping import PopResult, check_attempt_id
+from penstock.pop.core.pops import PopResult, check_attempt_id
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.grpc.responsebytes import kept_by_call
 from penstock.pop.options import PopOptions
@@ -104,7 +104,7 @@ class MessageReceiver:
             yield now
         finally:
             if popped is not None and not written:
-                self._core.requeue(popped.checkpoint)  # The consumer went away before it got all messages.
+                self._core.deliveries.requeue(popped.checkpoint)  # The consumer went away before it got all messages.
 
     async def _poll(self, request: Any, context: Context) -> tuple[PopResult | None, str]:
         """Return the messages for a request, and the parent topic if they are messages of lite topics."""
@@ -127,7 +127,7 @@ class MessageReceiver:
         group = self._group(client, name, topic_filter, wanted)
         invisible_ms = asked_ms or group.invisible_ms
         caller = causer_of_call()
-        return await self._core.long_poll((group,), count, invisible_ms, wait_ms, attempt_id, caller=caller), ""
+        return await self._core.polls.poll((group,), count, invisible_ms, wait_ms, attempt_id, caller=caller), ""
 
     def _group(
         self, client: ConnectedClient, name: str, topic_filter: str, wanted: tuple[str, ExpressionType]

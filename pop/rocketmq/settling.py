@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.names import group_of
@@ -34,7 +34,7 @@ class DeliverySettler:
     async def AckMessage(self, request: Any, _client: ConnectedClient) -> Any:
         if not 0 < len(request.entries) <= HANDLES_MAX:
             raise Refused(Code.BAD_REQUEST, f"a call acknowledges 1 to {HANDLES_MAX} messages, not {len(request.entries)}")
-        outcomes = self._core.ack(group_of(request.group), [entry.receipt_handle for entry in request.entries])
+        outcomes = self._core.deliveries.ack(group_of(request.group), [entry.receipt_handle for entry in request.entries])
         await self._durable()
         entries = [
             service_pb.AckMessageResultEntry(
@@ -49,7 +49,7 @@ class DeliverySettler:
 
     @answered(service_pb.ForwardMessageToDeadLetterQueueResponse)
     async def ForwardMessageToDeadLetterQueue(self, request: Any, _client: ConnectedClient) -> Any:
-        (outcome,) = self._core.dead_letter(group_of(request.group), [request.receipt_handle])
+        (outcome,) = self._core.deliveries.dead_letter(group_of(request.group), [request.receipt_handle])
         await self._durable()
         # The official clients repeat the call until they get OK. If the delivery is over, another attempt has the message.
         code = Code.INVALID_RECEIPT_HANDLE if outcome is AckOutcome.INVALID_HANDLE else Code.OK
@@ -60,7 +60,7 @@ class DeliverySettler:
     async def ChangeInvisibleDuration(self, request: Any, _client: ConnectedClient) -> Any:
         invisible_ms = int(request.invisible_duration.ToMilliseconds())
         change = VisibilityChange(request.receipt_handle, invisible_ms, request.suspend)
-        ((outcome, handle),) = self._core.change_invisible(group_of(request.group), [change])
+        ((outcome, handle),) = self._core.deliveries.change_invisible(group_of(request.group), [change])
         await self._durable()
         return service_pb.ChangeInvisibleDurationResponse(status=_status(outcome), receipt_handle=handle)
 

@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from penstock.pop.access.caller import AccessDenied
-from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.sender import Refusal, SendRefused
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import (

@@ -198,9 +198,9 @@ async def redrive_expired(broker: Broker) -> None:
     publisher = await broker.connect_5("publisher")
     await publisher.publish_with("a/b", b"poison", {Property.MESSAGE_EXPIRY_S: 60}, 2)
     pop = broker.node.pop
-    taken = pop.pop(group_of(broker), 1, 10_000)
+    taken = pop.popper.pop(group_of(broker), 1, 10_000)
     assert taken is not None
-    assert pop.settle(Kind.POP_DEAD_LETTER, [delivery_id(taken.checkpoint.position)]) == 1
+    assert pop.deliveries.settle(Kind.POP_DEAD_LETTER, [delivery_id(taken.checkpoint.position)]) == 1
     broker.clock.advance(61_000)
     assert pop.dead_letters.redrive("g") == 1
 

@@ -151,7 +151,7 @@ class Life:
                 if drawn < 0.9:
                     done.append(message.handle)
                 elif drawn < 0.95:
-                    parts.core.dead_letter("billing", [message.handle])
+                    parts.core.deliveries.dead_letter("billing", [message.handle])
         parts.ack(*done)
         while messages := parts.pop(100, 5_000, group="ledger", topic_filter="plant/+/due"):
             parts.ack(*(message.handle for message in messages if draw.random() < 0.98), group="ledger")

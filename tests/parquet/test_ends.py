@@ -110,12 +110,12 @@ def test_each_cause_of_an_end_is_told(parts: Parts) -> None:
     parts.ack(second, group="extends")
     parts.pop(1, 10_000, group="times out")
     pop("loses")
-    left = parts.core.pop(parts.group("is left"), 2, 10_000)
+    left = parts.core.popper.pop(parts.group("is left"), 2, 10_000)
     assert left is not None
-    parts.core.settle(Kind.POP_REVIVED, [delivery_id(left.checkpoint.position, 1)])  # as when an MQTT client goes
+    parts.core.deliveries.settle(Kind.POP_REVIVED, [delivery_id(left.checkpoint.position, 1)])  # as when an MQTT client goes
     parts.pop(1, 10_000, group="dead")
     forwarded, _ = pop("forwards")
-    parts.core.dead_letter("forwards", [forwarded])
+    parts.core.deliveries.dead_letter("forwards", [forwarded])
     pop("resets")
     parts.groups.reset("resets", "", ResetTo("latest"))
     pop("deletes")

@@ -83,7 +83,7 @@ def make_busy(parts: Parts) -> dict[str, list[str]]:
     parts.pop(2, 1_000, group="extends")  # each comes back to be alone
     parts.pop(4, 1_000, group="times out")  # more than one, so it is uncounted
     (failed,) = parts.pop(1, LONG_MS, group="redrives")
-    parts.core.dead_letter("redrives", [failed.handle])
+    parts.core.deliveries.dead_letter("redrives", [failed.handle])
     parts.dead_letters.redrive("redrives")
     first, *_ = parts.pop(2, LONG_MS, group="in order")
     parts.change(first.handle, 0, nack=True, group="in order")

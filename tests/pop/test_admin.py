@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.pop.backoff import ExponentialBackoff
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.settings import ConsumerGroupSettings
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
@@ -378,7 +378,7 @@ def test_a_snapshot_shows_the_backlog_of_a_group(parts: Parts) -> None:
     parts.publish(b"dead", b"fails", b"out", b"waits")
     parts.advance(1_000)
     dead, fails, _ = parts.pop(3, 60_000)
-    parts.core.dead_letter(GROUP, [dead.handle])
+    parts.core.deliveries.dead_letter(GROUP, [dead.handle])
     parts.advance(10_000)
     parts.change(fails.handle, 0)
     parts.advance(1_000)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pop.core.checkpoint import Checkpoint
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.core.selection import READ_AHEAD, RESPONSE_BYTES
 from penstock.pop.errors import GroupInvalid, Overloaded, PopError
 from penstock.pop.options import PopOptions
@@ -156,7 +156,7 @@ def test_a_closed_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
     (message,) = parts.pop()
     (checkpoint,) = parts.core.checkpoints
     parts.ack(message.handle)
-    settled = parts.core._state.closed.get(checkpoint)
+    settled = parts.core._state.checkpoints.closed.get(checkpoint)
     assert settled is not None
     assert settled.body == b""
 
@@ -312,7 +312,7 @@ def test_two_changes_of_one_delivery_in_one_call_are_one(parts: Parts, first_ms:
     parts.publish(b"a")
     (message,) = parts.pop()
     changes = [VisibilityChange(message.handle, first_ms), VisibilityChange(message.handle, second_ms)]
-    (first, _), (second, handle) = parts.core.change_invisible(GROUP, changes)
+    (first, _), (second, handle) = parts.core.deliveries.change_invisible(GROUP, changes)
     assert first is AckOutcome.OK
     assert (second is not AckOutcome.OK, handle) == (True, message.handle)
 
@@ -499,9 +499,9 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_others(parts: Parts) -> 
 
 def test_no_two_options_make_a_pop_hand_out_nothing_and_count_it(parts: Parts) -> None:
     group = parts.group()
-    assert parts.core.pop(group, 100, 1_000) is None
+    assert parts.core.popper.pop(group, 100, 1_000) is None
     parts.publish(b"a")
-    assert parts.core.pop(group, 0, 1_000) is None
+    assert parts.core.popper.pop(group, 0, 1_000) is None
     assert parts.core.checkpoints_open == 0
 
 
@@ -510,12 +510,12 @@ def test_no_two_options_make_a_pop_hand_out_nothing_and_count_it(parts: Parts) -
 
 def test_what_is_released_is_visible_at_once_and_is_no_attempt(parts: Parts) -> None:
     parts.publish(b"a", b"b")
-    taken = parts.core.pop(parts.group(), 10, 10_000)
+    taken = parts.core.popper.pop(parts.group(), 10, 10_000)
     assert taken is not None
     first, second = parts.delivered(taken)
     parts.ack(first.handle)
-    parts.core.requeue(taken.checkpoint)
-    parts.core.requeue(taken.checkpoint)
+    parts.core.deliveries.requeue(taken.checkpoint)
+    parts.core.deliveries.requeue(taken.checkpoint)
     parts.store.commit()
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"b", 1)]
     assert parts.ack(second.handle) == [AckOutcome.HANDLE_EXPIRED]

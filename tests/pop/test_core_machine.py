@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.suspicion import ALONE, level_of, narrowed, together_max
 from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, StoreOptions
@@ -209,7 +209,9 @@ class PopMachine(RuleBasedStateMachine):
     def change_all(self, name: str, handles: list[str], wait_ms: int, *, suspend: bool = False) -> None:
         """Change the invisible time of deliveries in one call. Those of one level are out together then."""
         model = self.models[name]
-        outcomes = self.parts.core.change_invisible(name, [VisibilityChange(handle, wait_ms, suspend) for handle in handles])
+        outcomes = self.parts.core.deliveries.change_invisible(
+            name, [VisibilityChange(handle, wait_ms, suspend) for handle in handles]
+        )
         self.parts.store.commit()
         returns = suspend or wait_ms == 0
         levels = [0 if returns else each.level or level_of(each.size) for each in map(model.out.__getitem__, handles)]
@@ -230,7 +232,7 @@ class PopMachine(RuleBasedStateMachine):
         handle = self.draw_handle(data, name)
         if handle is not None:
             model = self.models[name]
-            assert self.parts.core.dead_letter(name, [handle]) == [AckOutcome.OK]
+            assert self.parts.core.deliveries.dead_letter(name, [handle]) == [AckOutcome.OK]
             self.parts.store.commit()
             delivery = model.out.pop(handle)
             del model.failed[delivery.position]
@@ -325,8 +327,8 @@ class PopMachine(RuleBasedStateMachine):
         )  # otherwise a new segment begins, and all before it is written
         if unfinished and fits:  # the decision was not written, so nobody was told
             for name, topic_filter in FILTERS.items():
-                self.parts.core.pop(self.parts.core.groups.get_or_create(name, topic_filter), 10, 1_000)
-                self.parts.core.ack(name, list(self.models[name].out))
+                self.parts.core.popper.pop(self.parts.core.groups.get_or_create(name, topic_filter), 10, 1_000)
+                self.parts.core.deliveries.ack(name, list(self.models[name].out))
         self.crashes += 1
         self.parts = self.parts.after_crash(str(self.crashes), keep_index=keep_index)
         self.forget_expired()

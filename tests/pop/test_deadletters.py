@@ -6,7 +6,7 @@ import pytest
 
 from penstock.pop.backoff import ExponentialBackoff
 from penstock.pop.core.deadletters import Reason
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.errors import RequestInvalid
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
@@ -34,7 +34,10 @@ def test_a_dead_letter_tells_where_it_came_from_and_why(parts: Parts, keep_index
     (second,) = parts.publish(b"given up")
     (given_up,) = parts.pop(1)
     parts.advance(5_000)
-    assert parts.core.dead_letter(GROUP, [given_up.handle, given_up.handle]) == [AckOutcome.OK, AckOutcome.ALREADY_ACKED]
+    assert parts.core.deliveries.dead_letter(GROUP, [given_up.handle, given_up.handle]) == [
+        AckOutcome.OK,
+        AckOutcome.ALREADY_ACKED,
+    ]
     assert parts.ack(given_up.handle) == [AckOutcome.HANDLE_EXPIRED]
     after = restarted(parts, keep_index)
     letters = after.dead_letters.list(GROUP)
@@ -112,7 +115,7 @@ def test_a_nack_of_the_last_attempt_is_a_dead_letter_with_its_reason_at_once(par
         assert [message.attempt for message in messages] == [attempt] * 2
         for message, reason in zip(messages, ("no tariff", "é" * 1_000), strict=True):
             change = VisibilityChange(message.handle, 5_000, nack=True, detail=reason)
-            assert parts.core.change_invisible(GROUP, [change])[0][0] is AckOutcome.OK
+            assert parts.core.deliveries.change_invisible(GROUP, [change])[0][0] is AckOutcome.OK
         parts.advance(65_000)
     assert [(letter.reason, letter.attempts, letter.detail) for letter in parts.dead_letters.list(GROUP)] == [
         (Reason.ATTEMPTS_EXHAUSTED, 2, "no tariff"),
@@ -120,7 +123,7 @@ def test_a_nack_of_the_last_attempt_is_a_dead_letter_with_its_reason_at_once(par
     ]
     assert parts.group().in_flight == 0
     with pytest.raises(RequestInvalid, match="2002 bytes"):
-        parts.core.change_invisible(GROUP, [VisibilityChange("", 0, nack=True, detail="é" * 1_001)])
+        parts.core.deliveries.change_invisible(GROUP, [VisibilityChange("", 0, nack=True, detail="é" * 1_001)])
 
 
 def test_what_was_sent_back_is_not_popped_from_the_dead_letters_any_more(parts: Parts) -> None:

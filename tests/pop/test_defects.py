@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from penstock import Client
-from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -246,7 +246,7 @@ def test_10052_a_message_in_flight_takes_less_than_a_hundred_bytes(tmp_path: Pat
     parts.group()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    while parts.core.pop(parts.group(), 256, 43_000_000) is not None:
+    while parts.core.popper.pop(parts.group(), 256, 43_000_000) is not None:
         parts.store.commit()
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -264,7 +264,7 @@ def test_9217_and_10899_counts_are_exact_whatever_happened(parts: Parts, keep_in
     parts.change(messages[1].handle, 0)
     parts.change(messages[2].handle, 0, suspend=True)
     _, renewed = parts.change(messages[3].handle, 60_000)
-    parts.core.dead_letter(GROUP, [messages[4].handle])
+    parts.core.deliveries.dead_letter(GROUP, [messages[4].handle])
     parts.settle()
     after = restarted(parts, keep_index)
     (told,) = after.snapshots([after.group()])

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.pop.core.checkpoint import delivery_id
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.popping import BATCHES_MAX, PopResult
+from penstock.pop.core.pops import BATCHES_MAX, PopResult
 from penstock.pop.grpc.consumestream import ConsumeStream
 from penstock.store.index.index import KeySpace
 from penstock.store.properties import Properties
@@ -73,7 +73,7 @@ def test_the_record_of_an_acknowledgement_says_whether_a_consumer_or_the_node_ga
     first, second, third, _ = parts.pop()
     parts.ack(first.handle, second.handle)
     parts.ack(third.handle, third.handle)  # the second time is too late, so the handles are judged one by one
-    parts.core.settle(Kind.POP_ACK, [delivery_id(checkpoint, 4) for checkpoint in parts.core.checkpoints])
+    parts.core.deliveries.settle(Kind.POP_ACK, [delivery_id(checkpoint, 4) for checkpoint in parts.core.checkpoints])
     parts.store.commit()
     flags = [record.flags for record in parts.store.log.scan(0) if record.kind == Kind.POP_ACK]
     assert flags == [EXPIRED, CONSUMED, CONSUMED, CONSUMED]
@@ -141,7 +141,7 @@ async def live(tmp_path: Path) -> AsyncIterator[Parts]:
 
 
 def poll(parts: Parts, *groups: ConsumerGroup, wait_ms: int = 60_000) -> asyncio.Task[PopResult | None]:
-    return asyncio.create_task(parts.core.long_poll(groups or (parts.group(),), 1, 60_000, wait_ms))
+    return asyncio.create_task(parts.core.polls.poll(groups or (parts.group(),), 1, 60_000, wait_ms))
 
 
 async def found_by(parts: Parts, waiting: asyncio.Task[PopResult | None]) -> list[bytes]:

@@ -286,7 +286,7 @@ def test_a_new_expression_applies_to_messages_that_no_pop_has_inspected(parts: P
 async def test_a_sparse_match_wakes_a_poll_promptly(tmp_path: Path) -> None:
     async with Node(tmp_path / "data") as node:
         group = node.create(expression="n = 7", expression_type="sql")
-        poll = asyncio.ensure_future(node.core.long_poll((group,), 10, 60_000, 30_000))
+        poll = asyncio.ensure_future(node.core.polls.poll((group,), 10, 60_000, 30_000))
         await asyncio.sleep(0)
         for _ in range(2):
             node.publish(*([b"x"] * SCAN_READS_MAX), properties=Properties([("n", "1")]))
@@ -302,7 +302,7 @@ async def test_a_pop_that_does_not_wait_scans_to_the_end_of_its_queue(tmp_path: 
         for _ in range(2):
             node.publish(*([b"x"] * SCAN_READS_MAX), properties=Properties([("n", "1")]))
         node.publish(b"found", properties=Properties([("n", "7")]))
-        taken = await node.core.long_poll((group,), 10, 60_000, 0)
+        taken = await node.core.polls.poll((group,), 10, 60_000, 0)
         assert taken is not None
         assert [message.body for message in node.delivered(taken)] == [b"found"]
-        assert await node.core.long_poll((group,), 10, 60_000, 0) is None
+        assert await node.core.polls.poll((group,), 10, 60_000, 0) is None

@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -150,7 +150,7 @@ def test_transactions_end_from_the_reserve_and_wait_below_the_floor(tmp_path: Pa
 
 def test_groups_are_changed_with_room_and_deleted_without(parts: Parts) -> None:
     (dead,) = parts.pop(1)
-    parts.core.dead_letter(GROUP, [dead.handle])
+    parts.core.deliveries.dead_letter(GROUP, [dead.handle])
     free(parts.store, READ_ONLY)
     for change in (lambda: parts.groups.pause(GROUP), lambda: parts.dead_letters.redrive(GROUP)):
         with pytest.raises(DiskFull):

@@ -138,7 +138,7 @@ def test_a_group_lives_on_without_the_declaration_of_an_internal_queue(tmp_path:
     _, dead, _ = parts.publish(b"0", b"1", b"2")
     popped = parts.pop(2)
     parts.ack(popped[0].handle)
-    parts.core.dead_letter(GROUP, [popped[1].handle])
+    parts.core.deliveries.dead_letter(GROUP, [popped[1].handle])
     parts.store.commit()
     parts.close()
     found = [each for each in records(parts.data_dir) if each.kind == Kind.QUEUE_DECLARED and each.topic == declared]

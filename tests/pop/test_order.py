@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.pop.core import selection
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.core.suspicion import ALONE, narrowed, together_max
 from penstock.pop.errors import GroupBusy
@@ -91,7 +91,7 @@ def test_a_failed_message_is_delivered_again_before_later_ones_of_its_message_gr
                 parts.change(handle, 20_000)
             elif how == "release":
                 (checkpoint,) = parts.core.checkpoints.values()
-                parts.core.requeue(checkpoint)
+                parts.core.deliveries.requeue(checkpoint)
             parts.store.commit()
             parts = restarted(parts, keep_index)
             parts.advance(20_000)
@@ -244,7 +244,7 @@ def test_fifo_changes_only_while_no_message_is_in_flight(parts: Parts) -> None:
 
 def batch(parts: Parts, messages_max: int = 100, in_order_max: int = 100) -> list[Delivered]:
     """Pop as a consumer that processes several messages of a message group in order."""
-    taken = parts.core.pop(parts.group(), messages_max, 10_000, in_order_max=in_order_max)
+    taken = parts.core.popper.pop(parts.group(), messages_max, 10_000, in_order_max=in_order_max)
     parts.store.commit()
     return parts.delivered(taken) if taken else []
 
@@ -318,11 +318,11 @@ def test_a_batch_that_expires_comes_back_in_order_and_only_the_message_that_was_
 async def test_a_waiting_poll_gets_a_message_of_a_fifo_group_that_returns(node: Node) -> None:
     group = node.create(fifo=True)
     node.publish(b"a1")
-    taken = node.core.pop(group, 1, 60_000)
+    taken = node.core.popper.pop(group, 1, 60_000)
     assert taken is not None
-    waiting = asyncio.create_task(node.core.long_poll((group,), 1, 60_000, 30_000))
+    waiting = asyncio.create_task(node.core.polls.poll((group,), 1, 60_000, 30_000))
     await until(lambda: node.core.waiting == 1)
-    node.core.requeue(taken.checkpoint)
+    node.core.deliveries.requeue(taken.checkpoint)
     result = await waiting
     assert result is not None
     assert result.checkpoint.entry(0).attempt == 1

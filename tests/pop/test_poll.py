@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
 from tests.pop.wiring import GROUP, Parts
@@ -26,7 +26,7 @@ async def live(tmp_path: Path) -> AsyncIterator[Parts]:
 
 
 def wait_for_message(parts: Parts, messages_max: int = 10, wait_ms: int = LONG_MS) -> asyncio.Task[PopResult | None]:
-    return asyncio.create_task(parts.core.long_poll((parts.group(),), messages_max, 10_000, wait_ms))
+    return asyncio.create_task(parts.core.polls.poll((parts.group(),), messages_max, 10_000, wait_ms))
 
 
 async def is_waiting(parts: Parts, polls: int = 1) -> None:
@@ -65,11 +65,11 @@ async def test_a_poll_wakes_when_a_message_is_revived(live: Parts) -> None:
 
 async def test_a_poll_wakes_when_a_message_is_released(live: Parts) -> None:
     live.publish(b"a")
-    taken = live.core.pop(live.group(), 10, 10_000)
+    taken = live.core.popper.pop(live.group(), 10, 10_000)
     assert taken is not None
     poll = wait_for_message(live)
     await is_waiting(live)
-    live.core.requeue(taken.checkpoint)
+    live.core.deliveries.requeue(taken.checkpoint)
     assert await bodies(live, poll) == [b"a"]
 
 
@@ -96,7 +96,7 @@ async def test_a_poll_at_the_in_flight_limit_wakes_when_dead_letters_make_room(l
 
 
 async def test_a_poll_ends_empty_after_its_time(live: Parts) -> None:
-    assert await live.core.long_poll((live.group(),), 10, 10_000, 1) is None
+    assert await live.core.polls.poll((live.group(),), 10, 10_000, 1) is None
     assert live.core.waiting == 0
     live.publish(b"a")
     await live.store.durable()
@@ -157,11 +157,11 @@ async def test_one_poll_too_many_is_refused_and_the_others_wait_on(live: Parts) 
     polls = [wait_for_message(live, 1) for _ in range(3)]
     await is_waiting(live, 3)
     with pytest.raises(Overloaded, match="are waiting on this node, which is the limit"):
-        await live.core.long_poll((live.group(),), 1, 10_000, LONG_MS)
+        await live.core.polls.poll((live.group(),), 1, 10_000, LONG_MS)
     assert live.core.counters.refused == 1
     live.publish(b"a", b"b", b"c")
     assert [await bodies(live, poll) for poll in polls] == [[b"a"], [b"b"], [b"c"]]
-    assert await live.core.long_poll((live.group(),), 1, 10_000, 1) is None
+    assert await live.core.polls.poll((live.group(),), 1, 10_000, 1) is None
 
 
 async def test_a_poll_of_one_group_is_not_woken_by_another(live: Parts) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.store.index.index import KeySpace
 from penstock.store.options import HOUR_MS, KIB, MINUTE_MS, StoreOptions
@@ -121,7 +121,7 @@ def test_what_was_redriven_is_known_as_long_as_its_message(parts: Parts, is_acke
     expires_at_ms = parts.clock.now_ms() + MINUTE_MS
     parts.publish(b"redriven", properties=Properties(expires_at_ms=expires_at_ms))
     (message,) = parts.pop()
-    parts.core.dead_letter(GROUP, [message.handle])
+    parts.core.deliveries.dead_letter(GROUP, [message.handle])
     parts.store.commit()
     parts.dead_letters.redrive(GROUP)
     parts.store.commit()
@@ -408,12 +408,12 @@ def test_a_dead_letter_whose_message_was_dropped_is_neither_listed_nor_counted_n
     parts.create("ledger", FILTER)
     parts.group("mourners", "$dlq/ledger")
     parts.publish(b"old")
-    parts.core.dead_letter("ledger", [parts.pop(group="ledger")[0].handle])
+    parts.core.deliveries.dead_letter("ledger", [parts.pop(group="ledger")[0].handle])
     parts.store.commit()
     let_expire(parts)
     assert len(parts.dead_letters.list("ledger")) == 1, "it is kept for one more retention"
     parts.publish(b"young")
-    parts.core.dead_letter("ledger", [parts.pop(1, group="ledger")[0].handle])
+    parts.core.deliveries.dead_letter("ledger", [parts.pop(1, group="ledger")[0].handle])
     parts.store.commit()
     for _ in range(3):
         let_expire(parts)
@@ -443,7 +443,7 @@ def test_groups_that_filter_or_order_go_on_where_they_were(parts: Parts, tmp_pat
         parts = reopened(parts, tmp_path)
     parts.publish(b"found", properties=Properties([], "rare"))
     assert [message.body for message in parts.pop(group="rare")] == [b"found"]
-    parts.core.dead_letter("ledger", [a1.handle])
+    parts.core.deliveries.dead_letter("ledger", [a1.handle])
     parts.store.commit()
     assert sorted(message.body for message in parts.pop(group="ledger")) == [b"a2", b"found"]
     assert [letter.position for letter in parts.dead_letters.list("ledger")] == [a1.position]

@@ -234,13 +234,13 @@ async def test_a_pop_that_acknowledges_does_not_wait_for_messages(
     (message,) = await pop(stub)
     request = pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=LONG_MS, acks=[message.handle])
     waits_ms: list[int] = []
-    long_poll = node.core.long_poll
+    long_poll = node.core.polls.poll
 
     def noted(groups: Any, messages_max: int, invisible_ms: int, wait_ms: int, *more: Any) -> Any:
         waits_ms.append(wait_ms)
         return long_poll(groups, messages_max, invisible_ms, wait_ms, *more)
 
-    monkeypatch.setattr(node.core, "long_poll", noted)
+    monkeypatch.setattr(node.core.polls, "poll", noted)
     assert await stub.Pop(request) == pb.PopResponse()
     (status,) = (await stub.Pop(request)).ack_statuses
     assert status.code == pb.ALREADY_ACKED

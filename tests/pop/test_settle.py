@@ -20,13 +20,13 @@ SHARED = ConsumerGroupSettings(shared=True)
 
 def take(parts: Parts, count: int = 100) -> list[int]:
     """Pop the visible messages, and return the ids of the deliveries."""
-    taken = parts.core.pop(parts.group(), count, INVISIBLE_MS)
+    taken = parts.core.popper.pop(parts.group(), count, INVISIBLE_MS)
     parts.store.commit()
     return [delivery_id(taken.checkpoint.position, index) for index in range(taken.checkpoint.count)] if taken else []
 
 
 def settle(parts: Parts, kind: Kind, *deliveries: int) -> int:
-    settled = parts.core.settle(kind, deliveries)
+    settled = parts.core.deliveries.settle(kind, deliveries)
     parts.store.commit()
     return settled
 
@@ -52,8 +52,8 @@ def test_deliveries_are_settled_by_their_ids(parts: Parts, is_after_crash: bool)
     assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
     (back,) = parts.pop()
     assert (back.body, back.attempt) == (b"4", 1)  # the requeue is not counted as an attempt
-    assert parts.core.is_open(first[3])
-    assert not parts.core.is_open(first[0])
+    assert parts.core.deliveries.is_open(first[3])
+    assert not parts.core.deliveries.is_open(first[0])
     parts.close()
 
 
@@ -77,9 +77,9 @@ def test_failed_deliveries_wait_for_their_back_off_and_become_dead_letters_that_
     parts.create(attempts_max=2, backoff=(5_000,))
     parts.publish(b"a", b"b")
     first = take(parts)
-    assert parts.core.fail([first[0], first[0], first[1], delivery_id(1)], "too large") == 2
+    assert parts.core.deliveries.fail([first[0], first[0], first[1], delivery_id(1)], "too large") == 2
     parts.store.commit()
-    assert not any(parts.core.is_open(delivery) for delivery in first)
+    assert not any(parts.core.deliveries.is_open(delivery) for delivery in first)
     if is_after_crash:
         parts = parts.after_crash("crashed")
     parts.advance(4_999)
@@ -87,8 +87,8 @@ def test_failed_deliveries_wait_for_their_back_off_and_become_dead_letters_that_
     parts.advance(1)
     second = take(parts)
     assert len(second) == 2
-    assert parts.core.fail(second[:1], "still too large") == 1
-    assert parts.core.fail(second[:1], "still too large") == 0
+    assert parts.core.deliveries.fail(second[:1], "still too large") == 1
+    assert parts.core.deliveries.fail(second[:1], "still too large") == 0
     parts.store.commit()
     if is_after_crash:
         parts = parts.after_crash("crashed again")
@@ -103,20 +103,20 @@ def test_an_extended_delivery_stays_invisible_and_has_another_id(parts: Parts) -
     one, two, three = take(parts)
     settle(parts, Kind.POP_ACK, two)
     long_ms = parts.options[0].invisible_ms_max * 10
-    held = parts.core.extend(parts.group(), [three, two, one], long_ms, "device")
+    held = parts.core.deliveries.extend(parts.group(), [three, two, one], long_ms, "device")
     assert held[1] == two  # this delivery is over, so nothing is extended
     parts.advance(INVISIBLE_MS)
     assert parts.pop() == []
-    assert not parts.core.is_open(one)
-    assert parts.core.kept_by("device") == [held[0], held[2]]
+    assert not parts.core.deliveries.is_open(one)
+    assert parts.core.deliveries.of_keeper("device") == [held[0], held[2]]
     parts = parts.after_crash("crashed")
-    assert parts.core.kept_by("device") == [held[0], held[2]]
+    assert parts.core.deliveries.of_keeper("device") == [held[0], held[2]]
     parts.advance(long_ms - INVISIBLE_MS - 1)
     assert settle(parts, Kind.POP_ACK, held[0]) == 1
-    assert parts.core.kept_by("device") == [held[2]]
+    assert parts.core.deliveries.of_keeper("device") == [held[2]]
     parts.advance(1)
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"a", 2)]
-    assert parts.core.kept_by("device") == []
+    assert parts.core.deliveries.of_keeper("device") == []
     parts.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.core.suspicion import ALONE, attempts_and_level, lowest, narrowed, returned, together_max
 from penstock.store.properties import Properties
 from penstock.store.record import LEVEL_MASK
@@ -63,7 +63,7 @@ class Consumers:
         held: list[Delivered] = []
         while True:
             for _ in range(self.pops):
-                popped = self.parts.core.pop(self.parts.group(), self.batch, INVISIBLE_MS, in_order_max=self.batch)
+                popped = self.parts.core.popper.pop(self.parts.group(), self.batch, INVISIBLE_MS, in_order_max=self.batch)
                 self.parts.store.commit()
                 held += self.parts.delivered(popped) if popped else []
             if not held:
@@ -80,7 +80,7 @@ class Consumers:
         changed = []
         for at in range(0, len(held), self.extends):
             changes = [VisibilityChange(each.handle, INVISIBLE_MS) for each in held[at : at + self.extends]]
-            changed += self.parts.core.change_invisible(GROUP, changes)
+            changed += self.parts.core.deliveries.change_invisible(GROUP, changes)
         self.parts.store.commit()
         return [each._replace(handle=handle) for each, (_, handle) in zip(held, changed, strict=True)]
 
@@ -120,7 +120,7 @@ def test_a_restart_of_the_node_keeps_what_was_found_out(parts: Parts, fifo: bool
     rounds = []
     for name in ("a", "b", "c", "d", "e"):
         sizes, attempts = [], set()
-        while (popped := parts.core.pop(parts.group(), 100, INVISIBLE_MS, in_order_max=100)) is not None:
+        while (popped := parts.core.popper.pop(parts.group(), 100, INVISIBLE_MS, in_order_max=100)) is not None:
             sizes.append(popped.checkpoint.count)
             attempts |= {entry.attempt for entry in popped.checkpoint.entries()}
         rounds.append((sizes, attempts))
@@ -168,7 +168,7 @@ def test_a_message_waits_alone_for_its_back_off_without_holding_up_the_others(pa
 def test_what_a_consumer_returned_counts_though_it_returned_several(parts: Parts) -> None:
     parts.publish(b"1", b"2")
     changes = [VisibilityChange(message.handle, 1_000, nack=True) for message in parts.pop()]
-    parts.core.change_invisible(GROUP, changes)
+    parts.core.deliveries.change_invisible(GROUP, changes)
     parts.advance(1_000)
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"1", 2), (b"2", 2)]
 

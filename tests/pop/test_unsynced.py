@@ -204,11 +204,11 @@ async def test_one_commit_does_not_bring_the_messages_of_all_calls_into_memory(t
         if kind == "pops":
             publish(node, 3)
         groups = [node.group(f"flood-{number}") for number in range(60)]
-        polls = [asyncio.create_task(core.long_poll((each,), 3, 60_000, 20_000, caller=caller)) for each in groups]
+        polls = [asyncio.create_task(core.polls.poll((each,), 3, 60_000, 20_000, caller=caller)) for each in groups]
         if kind == "polls that wait":
             await until(lambda: core.waiting == 60)
             publish(node, 3)
-        honest = asyncio.create_task(core.long_poll((node.group("honest"),), 3, 60_000, 20_000, caller=ALICE))
+        honest = asyncio.create_task(core.polls.poll((node.group("honest"),), 3, 60_000, 20_000, caller=ALICE))
         taken = await asyncio.gather(*polls, honest)
         assert sum(len(each.records) for each in taken if each is not None) >= 60
         # The flood's share, its last batch and the room that was kept for it, and the batch of the other caller.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.store.clock import MS_NS
 from penstock.store.options import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from penstock.store.properties import Properties, encode_properties

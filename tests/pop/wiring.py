@@ -16,11 +16,11 @@ from penstock.access.bans import Kind
 from penstock.access.control import AccessControl
 from penstock.access.options import AccessControlOptions, TokenOptions
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import GroupSnapshot, snapshots
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.outcome import AckOutcome, VisibilityChange
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.core.sender import Sender, cancel_replaced
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.settings import ConsumerGroupSettings
@@ -189,7 +189,7 @@ class Parts:
         attempt_id: str = "",
     ) -> list[Delivered]:
         """Pop visible messages as a consumer does."""
-        taken = self.core.pop(self.group(group, topic_filter), messages_max, invisible_ms, attempt_id)
+        taken = self.core.popper.pop(self.group(group, topic_filter), messages_max, invisible_ms, attempt_id)
         self.store.commit()
         return self.delivered(taken) if taken else []
 
@@ -210,7 +210,7 @@ class Parts:
 
     def ack(self, *handles: str, group: str = GROUP) -> list[AckOutcome]:
         """Acknowledge; return the outcomes."""
-        outcomes = self.core.ack(group, list(handles))
+        outcomes = self.core.deliveries.ack(group, list(handles))
         self.store.commit()
         return outcomes
 
@@ -218,14 +218,14 @@ class Parts:
         self, handle: str, invisible_ms: int, *, suspend: bool = False, nack: bool = False, group: str = GROUP
     ) -> tuple[AckOutcome, str]:
         """Change the invisible time of one delivery; return outcome and handle."""
-        (changed,) = self.core.change_invisible(group, [VisibilityChange(handle, invisible_ms, suspend, nack)])
+        (changed,) = self.core.deliveries.change_invisible(group, [VisibilityChange(handle, invisible_ms, suspend, nack)])
         self.store.commit()
         return changed
 
     def fail(self, messages_max: int = 100, delay_ms: int = 0, *, group: str = GROUP) -> None:
         """Pop visible messages and return all of them as failed attempts, in one call."""
         messages = self.pop(messages_max, group=group)
-        self.core.change_invisible(group, [VisibilityChange(each.handle, delay_ms, nack=True) for each in messages])
+        self.core.deliveries.change_invisible(group, [VisibilityChange(each.handle, delay_ms, nack=True) for each in messages])
         self.settle()
 
     def after_crash(self, name: str, *, keep_index: bool = True) -> Parts:

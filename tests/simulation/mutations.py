@@ -22,8 +22,8 @@ from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.node import parts
 from penstock.pop.core.checkpoint import Checkpoint
-from penstock.pop.core.deliverychanges import DeliveryChanges
 from penstock.pop.core.order import FifoOrder
+from penstock.pop.core.state import PopState
 from penstock.pop.grpc.status import RECALL_STATUS
 from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.proto import pop_pb2 as pb
@@ -183,7 +183,7 @@ def send_before_the_packet_ids(patch: Patch) -> None:
 
 def lose_acknowledgements_in_a_replay(patch: Patch) -> None:
     """A replay skips acknowledgements of POP."""
-    step, apply_ack = Replay.step, DeliveryChanges._apply_ack
+    step, apply_ack = Replay.step, PopState._apply_ack
     under_way: list[Replay] = []
 
     def step_noted(replay: Replay, until: int, bytes_max: int = REPLAY_BYTES) -> None:
@@ -193,12 +193,12 @@ def lose_acknowledgements_in_a_replay(patch: Patch) -> None:
         finally:
             under_way.pop()
 
-    def apply_unless_replayed(changes: DeliveryChanges, record: Record) -> None:
+    def apply_unless_replayed(state: PopState, record: Record) -> None:
         if not under_way:
-            apply_ack(changes, record)
+            apply_ack(state, record)
 
     patch.setattr(Replay, "step", step_noted)
-    patch.setattr(DeliveryChanges, "_apply_ack", apply_unless_replayed)
+    patch.setattr(PopState, "_apply_ack", apply_unless_replayed)
 
 
 def revive_what_has_ended(patch: Patch) -> None:

@@ -15,10 +15,10 @@ from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.deliveries import VisibilityChange
 from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.outcome import VisibilityChange
-from penstock.pop.core.popping import PopResult
+from penstock.pop.core.pops import PopResult
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import TIMER_ENTRY
@@ -76,7 +76,7 @@ class Whole:
     def take(self, count: int) -> tuple[PopResult, list[str]]:
         group = self.core.groups.get_or_create("g", "plant/#")
         fill(self.store)
-        taken = self.core.pop(group, count, 1000)
+        taken = self.core.popper.pop(group, count, 1000)
         self.store.commit()
         assert taken is not None
         checkpoint = taken.checkpoint
@@ -114,9 +114,9 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     store.queues.drop(queue, "session:1")
     store.queues.declare("+/1", "session:2", "earliest")
     _, handles = whole.take(1)
-    whole.core.ack("g", handles)
+    whole.core.deliveries.ack("g", handles)
     _, handles = whole.take(1)
-    whole.core.change_invisible("g", [VisibilityChange(handles[0], 2000)])
+    whole.core.deliveries.change_invisible("g", [VisibilityChange(handles[0], 2000)])
     whole.advance(600)
     whole.advance(5_000)
     whole.take(1)

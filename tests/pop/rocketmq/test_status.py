@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.sender import Refusal, SendRefused
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid

@@ -1,4 +1,4 @@
-"""Popping: a pop hands out visible messages, under one checkpoint record for all of them."""
+"""Pops: a pop hands out visible messages, under one checkpoint record for all of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import orjson
 import structlog
 
 from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
-from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import DEAD_LETTERS, Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.poptraces import NO_PROPERTIES_LEN, PopTraces
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.selection import Selection, select
 from penstock.pop.core.state import PopState
-from penstock.pop.core.suspicion import ALONE
 from penstock.pop.errors import GroupUnknown, RequestInvalid
 from penstock.store.bodies import REFERENCE
 from penstock.store.errors import DiskFull, PositionUnknown, RecordUnreadable
@@ -70,18 +68,15 @@ class Popper:
     Parameters:
         store: has the messages.
         state: has the checkpoints.
-        records: appends the checkpoints.
-        counters: counts what is handed out.
+        records: appends the checkpoints, and counts what is handed out.
         traces: makes spans of it; None without tracing.
     """
 
-    def __init__(
-        self, store: Store, state: PopState, records: GroupRecords, counters: PopCounters, traces: PopTraces | None = None
-    ) -> None:
+    def __init__(self, store: Store, state: PopState, records: GroupRecords, traces: PopTraces | None = None) -> None:
         self._store = store
         self._state = state
         self._records = records
-        self._counters = counters
+        self._counters = records.counters
         self._traces = traces
 
     def pop(
@@ -115,26 +110,6 @@ class Popper:
                 break
         return result
 
-    def requeue(self, checkpoint: Checkpoint, *, suspected: bool = False) -> ConsumerGroup | None:
-        """Make the messages of open deliveries visible at once; return their group. This doesn't count as an attempt.
-
-        If they are suspected to have ended their consumer, they return with a lower level (`pop.core.suspicion`). One that was
-        out alone stays out until its time is over, and then its attempt counts.
-
-        Return None if no delivery is open, or the disk is full.
-        """
-        references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
-        if not references or (suspected and checkpoint.level == ALONE):
-            return None
-        group = self._state.groups_by_id[checkpoint.group_id]
-        level = checkpoint.narrowed_level if suspected else checkpoint.level
-        try:
-            self._records.append_requeued(group, references, level)
-            self._counters.uncounted += len(references) if suspected else 0
-        except DiskFull:
-            return None  # the messages become visible again when their invisible time is over
-        return group
-
     def _pop_batch(
         self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str, in_order_max: int
     ) -> PopResult | None:
@@ -142,7 +117,7 @@ class Popper:
         room = min(messages_max, group.room)
         if room <= 0 or group.visible <= 0 or group.settings.paused:
             return None
-        selection = select(group, room, self._state, self._store, self._records.read, in_order_max)
+        selection = select(group, room, self._state, self._store, self._store.read_intact, in_order_max)
         properties = selection.properties
         if not selection.entries:
             try:
@@ -167,7 +142,7 @@ class Popper:
             )
         except DiskFull:
             return None
-        checkpoint = self._state.checkpoints[position]
+        checkpoint = self._state.checkpoints.open[position]
         self._counters.handed_out += checkpoint.count
         records = self._read_selected(selection)
         if None in records:
@@ -179,7 +154,7 @@ class Popper:
 
     def _read_selected(self, selection: Selection) -> list[bytes | None]:
         """Return the records of the selected messages. This is on the hot path; the checksum takes half of the time."""
-        known, unpack, entries = selection.records, SIZE_AND_CRC.unpack_from, selection.entries
+        read_before, unpack, entries = selection.records, SIZE_AND_CRC.unpack_from, selection.entries
         records: list[bytes | None] = []
         until = 0
         if len(entries) > 1:
@@ -187,8 +162,8 @@ class Popper:
             until = dense_until((first, size), (last, last_size), len(entries))
         block, base = b"", 0
         for position, _, size, _, _, _ in entries:
-            if position in known:
-                records.append(known[position])
+            if position in read_before:
+                records.append(read_before[position])
                 continue
             at = position - base
             if at < 0 or at + size > len(block):
@@ -245,12 +220,12 @@ class Popper:
 
     def _result_of_attempt(self, group: ConsumerGroup, attempt_id: str) -> PopResult | None:
         """Return the open deliveries of the earlier call with this attempt id; None if there are none."""
-        checkpoint = self._state.checkpoints.get(group.attempt_ids.get(attempt_id, -1))
+        checkpoint = self._state.checkpoints.open.get(group.attempt_ids.get(attempt_id, -1))
         if checkpoint is None or checkpoint.deadline_ms <= self._store.now_ms():
             return None
         open_indexes = set(checkpoint.open_indexes())
         records = [
-            self._records.read(entry.position, entry.size) if index in open_indexes else None
+            self._store.read_intact(entry.position, entry.size) if index in open_indexes else None
             for index, entry in enumerate(checkpoint.entries())
         ]
         return PopResult.of(checkpoint, records)
