@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final
 
 from penstock.access.bans import Kind, concerns
@@ -14,15 +13,13 @@ from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.close_log import CloseLog
 from penstock.gateway.connection.connection import Connection
-from penstock.gateway.connection.disk_full import DiskFullBacklog, KeptPackets
+from penstock.gateway.connection.disk_full import DiskFullBacklog
 from penstock.gateway.connection.handshake import Handshake
-from penstock.gateway.connection.inbox import Inbox
-from penstock.gateway.connection.incoming_acks import IncomingAcks, TracedAcks
-from penstock.gateway.connection.incoming_publishes import IncomingPublishes, PublishOptions
 from penstock.gateway.connection.keep_alive import KeepAliveWheel
 from penstock.gateway.connection.open_connections import OpenConnections
-from penstock.gateway.connection.outbox import CLOSE_FLUSH_S, Outbox
+from penstock.gateway.connection.outbox import CLOSE_FLUSH_S
 from penstock.gateway.connection.publish_fast_path import PublishFastPath
+from penstock.gateway.connection.services import ConnectionServices
 from penstock.gateway.connection.subscribing import Subscribing
 from penstock.gateway.connection.throttle import Throttle
 from penstock.gateway.counters import GatewayCounters
@@ -177,7 +174,6 @@ class Gateway:
         figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
         self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)
         self._traces = MqttTraces(traces, store) if traces is not None else None
-        self._make_acks = partial(TracedAcks, self._traces) if self._traces is not None else IncomingAcks
         self.fanouts = Fanouts(store, self.overtime, self._traces)
         self.deliveries = Deliveries(
             DeliveryContext(
@@ -210,7 +206,8 @@ class Gateway:
             packet_bytes_max=min(options.packet_bytes_max, options.message_bytes_max),
             inflight_max=options.inflight_max,
         )
-        self._publish_options = PublishOptions.of(options, delay_ms_max)
+        self._delay_ms_max = delay_ms_max
+        self._services: ConnectionServices
         self._subscribing = Subscribing(store, self.counters, self.logbook, options)
         self._handshake: Handshake[Connection] = Handshake(
             store,
@@ -237,6 +234,7 @@ class Gateway:
             OSError: the gateway cannot listen on an address, or cannot load a plugin.
         """
         self.loop = asyncio.get_running_loop()
+        self._services = self._make_services()
         self._access.on_change.append(self._recheck)
         self.store.space.on_relief.append(self._relieved)
         self._plugin_publisher.start(self.loop)
@@ -328,56 +326,38 @@ class Gateway:
                 await asyncio.sleep(0)  # so that the others are served meanwhile
             connection.recheck(self.authorizer)
 
+    def _make_services(self) -> ConnectionServices:
+        return ConnectionServices(
+            self.options,
+            self._delay_ms_max,
+            self.loop,
+            self.clock.monotonic_s,
+            self.store,
+            self.delayed,
+            self.retained,
+            self._handles,
+            self.connections,
+            self._handshake,
+            self.lifecycle,
+            self.journal,
+            self._subscribing,
+            self.shared.settlements,
+            self.fast_path,
+            self.backlog,
+            self.backpressure,
+            self.throttle,
+            self.overtime,
+            self._close_log,
+            self.counters,
+            self.traffic,
+            self._traces,
+        )
+
     # --- connections ------------------------------------------------------------------------------------------------
 
     def connect(self, peer: Peer) -> Connection:
         """Return the connection of a new peer."""
-        options, listener = self.options, peer.listener
-        outbox = Outbox(
-            self.store,
-            self.counters,
-            self.traffic,
-            listener,
-            send_buffer_bytes=options.send_buffer_bytes,
-            queued_max=options.session_queued_max,
-            overtime=self.overtime,
-        )
-        kept = KeptPackets(self.backlog)
-        return Connection(
-            peer,
-            Inbox(min(options.connect_bytes_max, options.packet_bytes_max), options.user_properties_max),
-            outbox,
-            kept,
-            IncomingPublishes(
-                self.store,
-                self.delayed,
-                self.retained,
-                self._handles,
-                self.counters,
-                outbox,
-                kept,
-                self._publish_options,
-                self._traces,
-            ),
-            self._make_acks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements),
-            handshake=self._handshake,
-            subscribing=self._subscribing,
-            fast_path=self.fast_path,
-            store=self.store,
-            open_connections=self.connections,
-            lifecycle=self.lifecycle,
-            backpressure=self.backpressure,
-            throttle=self.throttle,
-            overtime=self.overtime,
-            meter=self.throttle.meter(listener.messages, listener.bytes),
-            close_log=self._close_log,
-            counters=self.counters,
-            traffic=self.traffic,
-            now_s=self.clock.monotonic_s,
-            loop=self.loop,
-            options=options,
-            unanswered_s_max=options.access.unanswered_ms / 1000,
-        )
+        return Connection(peer, self._services)
 
     def _shed(self) -> bool:
         """Make room for a new connection: close a socket that lingers, or one that has sent nothing, or refuse a held login."""

@@ -18,27 +18,21 @@ from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.pending import AuthorizationPending, retry_s
 from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.auth.verified import Credential
-from penstock.gateway.connection.backpressure import Backpressure
-from penstock.gateway.connection.close_log import CloseLog
 from penstock.gateway.connection.disk_full import KeptPackets
-from penstock.gateway.connection.handshake import Handshake
-from penstock.gateway.connection.inbox import Inbox
-from penstock.gateway.connection.incoming_acks import ACKS, IncomingAcks
+from penstock.gateway.connection.inbox import TURN_MESSAGES, Inbox
+from penstock.gateway.connection.incoming_acks import ACKS, IncomingAcks, TracedAcks
 from penstock.gateway.connection.incoming_publishes import PUBLISHES, IncomingPublishes
-from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.connection.pausing import PauseReason
-from penstock.gateway.connection.publish_fast_path import PublishFastPath
-from penstock.gateway.connection.subscribing import Answering, Subscribing
-from penstock.gateway.connection.throttle import Meter, Throttle
-from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.connection.services import ConnectionServices
+from penstock.gateway.connection.subscribing import Answering
+from penstock.gateway.connection.throttle import Meter
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
-from penstock.gateway.options import GatewayOptions
-from penstock.gateway.overtime import Overtime
+from penstock.gateway.protocol.decode import count_packets, decode
 from penstock.gateway.protocol.disconnect import parse_disconnect
 from penstock.gateway.protocol.encode import PINGRESP_BYTES
 from penstock.gateway.protocol.errors import ProtocolError
-from penstock.gateway.protocol.fixed_header import FROM_CLIENT, FROM_CLIENT_5, packet_bytes
+from penstock.gateway.protocol.fixed_header import FROM_CLIENT, FROM_CLIENT_5
 from penstock.gateway.protocol.packets import (
     AUTH,
     CONNECT,
@@ -54,18 +48,15 @@ from penstock.gateway.protocol.packets import (
     UNSUBSCRIBE,
     Packet,
 )
+from penstock.gateway.protocol.plain import cut_plain
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.protocol.runs import count_packets
-from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.strikes import NO_CLAIM
-from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
-from penstock.gateway.transport.socket_transport import SocketTransport
+from penstock.gateway.transport.socket_transport import READ_BYTES_MIN, SocketTransport
 from penstock.gateway.transport.websocket import AnsweringProtocol
 from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.options import KIB
-from penstock.store.store import Store
 
 if TYPE_CHECKING:  # amqtt takes 0.1 s to import
     from penstock.gateway.auth.client_session import ClientSession
@@ -73,9 +64,11 @@ if TYPE_CHECKING:  # amqtt takes 0.1 s to import
 LATE_BYTES_MAX: Final = 16 * KIB
 """Bytes that a client may send after its CONNECT before the plugins have let it in. After that the server stops reading."""
 
-
 LONG_READ_BYTES: Final = 2 * KIB
 """Bytes of a read from which on it may have to wait for a later turn. The packets of most clients are fewer."""
+
+PIECE_BYTES: Final = 32 * KIB
+"""Bytes of a read in which the packets begin that are decoded at once. A read may hold 130,000 packets of two bytes."""
 
 LONG_PACKETS: Final = 64
 """Packets of a read after which the connection looks whether the turn is over. The answers to longer reads take one write."""
@@ -92,55 +85,26 @@ class Connection(AnsweringProtocol):
 
     Parameters:
         peer: the other end.
-        inbox: cuts what is received into packets.
-        outbox: writes what is sent.
-        kept: keeps packets while the disk is full.
-        publishes, acks: handle these packets of the client.
-        handshake, subscribing: handle these packets of all clients.
-        fast_path: takes reads that are nothing but plain PUBLISHes.
-        store: where messages go.
-        open_connections: all connections, this one among them while it is open.
-        lifecycle: is told when the client leaves its session.
-        backpressure, throttle: pause reading.
-        overtime: bounds what is handled in one turn of the loop.
-        meter: the rate limits of this connection, if it has any.
-        close_log: notes why the server closes the connection.
-        counters, traffic: count packets.
-        now_s: returns the monotonic time in seconds.
-        loop: the event loop.
-        options: see `GatewayOptions`.
-        unanswered_s_max: seconds for which a packet waits for the plugins: see `AccessOptions.unanswered_ms`.
+        services: the parts of the gateway that all connections share.
     """
 
     __slots__ = (
         "__weakref__",
         "_acks",
-        "_backpressure",
-        "_close_log",
-        "_counters",
         "_fast_path",
-        "_handshake",
         "_has_left",
         "_inbox",
         "_is_closed",
         "_is_plain",
-        "_lifecycle",
         "_listener",
-        "_loop",
         "_now_s",
-        "_open_connections",
-        "_options",
-        "_overtime",
         "_paused_for",
         "_publishes",
-        "_store",
-        "_subscribing",
-        "_throttle",
-        "_traffic",
+        "_services",
         "_transport",
         "_unanswered_s",
-        "_unanswered_s_max",
         "_uncharged_bytes",
+        "_uncharged_messages",
         "candidate",
         "claim",
         "closed_for",
@@ -164,56 +128,28 @@ class Connection(AnsweringProtocol):
         "wheel_slot",
     )
 
-    def __init__(
-        self,
-        peer: Peer,
-        inbox: Inbox,
-        outbox: Outbox,
-        kept: KeptPackets,
-        publishes: IncomingPublishes,
-        acks: IncomingAcks,
-        *,
-        handshake: Handshake[Connection],
-        subscribing: Subscribing,
-        fast_path: PublishFastPath,
-        store: Store,
-        open_connections: OpenConnections[Connection],
-        lifecycle: SessionLifecycle,
-        backpressure: Backpressure,
-        throttle: Throttle,
-        overtime: Overtime,
-        meter: Meter | None,
-        close_log: CloseLog,
-        counters: GatewayCounters,
-        traffic: Traffic,
-        now_s: Callable[[], float],
-        loop: asyncio.AbstractEventLoop,
-        options: GatewayOptions,
-        unanswered_s_max: float,
-    ) -> None:
+    def __init__(self, peer: Peer, services: ConnectionServices) -> None:
+        options, listener = services.options, peer.listener
         self.peer = peer
-        self.outbox = outbox
-        self.kept = kept
-        self.meter = meter
-        self._inbox = inbox
-        self._publishes = publishes
-        self._acks = acks
-        self._handshake = handshake
-        self._subscribing = subscribing
-        self._fast_path = fast_path
-        self._store = store
-        self._open_connections = open_connections
-        self._lifecycle = lifecycle
-        self._backpressure = backpressure
-        self._throttle = throttle
-        self._overtime = overtime
-        self._close_log = close_log
-        self._counters = counters
-        self._traffic = traffic
-        self._now_s = now_s
-        self._loop = loop
-        self._options = options
-        self._unanswered_s_max = unanswered_s_max
+        self._services = services
+        self._inbox = Inbox(min(options.connect_bytes_max, options.packet_bytes_max))
+        self.outbox = outbox = Outbox(
+            services.store,
+            services.counters,
+            services.traffic,
+            listener,
+            send_buffer_bytes=options.send_buffer_bytes,
+            queued_max=options.session_queued_max,
+            overtime=services.overtime,
+        )
+        self.kept = kept = KeptPackets(services.backlog)
+        """The packets that wait for a disk with room."""
+        self.meter = services.throttle.meter(listener.messages, listener.bytes)
+        """The rate limits of this connection, if it has any."""
+        self._publishes = IncomingPublishes(services, outbox, kept)
+        self._acks = (IncomingAcks if services.traces is None else TracedAcks)(services, outbox, kept)
+        self._fast_path = services.fast_path
+        self._now_s = services.now_s
         self._listener = peer.listener
         self._transport: asyncio.Transport | None = None
         # What the CONNECT says:
@@ -259,6 +195,8 @@ class Connection(AnsweringProtocol):
         """Why the connection is not read: bits of `PauseReason`. An int, because operations on flags are slow."""
         self._uncharged_bytes = 0
         """Bytes received that are not yet charged to `meter`."""
+        self._uncharged_messages = 0
+        """Messages stored that are not yet charged to `meter`."""
         self._is_closed = False
         self._has_left = False
         """Whether the client has sent a DISCONNECT."""
@@ -270,11 +208,11 @@ class Connection(AnsweringProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._inbox.open(transport if isinstance(transport, SocketTransport) else None)
-        self.outbox.open(self, self._transport, self._loop)
+        self.outbox.open(self, self._transport, self._services.loop)
         self.kept.open(self)
         self.received_s = self._now_s()
         self.peer.made(transport)
-        self._open_connections.add(self)
+        self._services.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
@@ -283,7 +221,7 @@ class Connection(AnsweringProtocol):
         self._inbox.open(None)
         self.outbox.lost()
         self._end(f"the connection was lost: {exc}" if exc else "the connection was lost", ReasonCode.NORMAL_DISCONNECTION)
-        self._open_connections.remove(self)
+        self._services.connections.remove(self)
 
     def eof_received(self) -> bool:
         # A client that has sent everything may still wait for its acks. `close` sends them, so the transport must not close.
@@ -302,7 +240,7 @@ class Connection(AnsweringProtocol):
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call a function after `delay_s` seconds."""
-        self._loop.call_later(delay_s, callback)
+        self._services.loop.call_later(delay_s, callback)
 
     def pause_reading(self, reason: PauseReason) -> None:
         """Stop reading for a reason."""
@@ -335,81 +273,96 @@ class Connection(AnsweringProtocol):
         received = len(data)
         self._listener.bytes_in += received
         self.received_s = self._now_s()
-        if self._is_plain and self._fast_path.take(self, data):
-            return
+        inbox = self._inbox
+        if inbox.has_begun and inbox.deferred is None:
+            data = inbox.join(data)
+        if self._is_plain and data:
+            publishes = cut_plain(data, self.side, self._fast_path.packet_bytes_max)
+            if publishes is not None and self._fast_path.take(self, publishes, data):
+                return
         if self.meter is not None:
             self._uncharged_bytes += received
-        inbox = self._inbox
         if inbox.deferred is not None:
             inbox.late += data
             if len(inbox.late) > LATE_BYTES_MAX:
                 self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
-        elif (received >= LONG_READ_BYTES or not self.connected) and self._overtime.is_over():
+        elif (received >= LONG_READ_BYTES or not self.connected) and self._services.overtime.is_over():
             # A CONNECT costs as much as many messages, and a fleet may come back within one turn.
             inbox.late = data
             self._wait_for_turn([])
         else:
-            self._receive(data)
+            self._handle_all([], data)
 
-    def _receive(self, data: bytes) -> None:
-        """Handle the packets that are whole with a read, or as many as this turn has time for."""
-        inbox = self._inbox
-        self._receive_piece(data)
-        while inbox.late and inbox.deferred is None and not self._is_closed:
-            if self._overtime.is_over():
+    def _handle_all(self, packets: list[Packet], data: bytes = b"") -> None:
+        """Handle packets and then those in `data`, in order, until all are handled or the rest has to wait.
+
+        Everything that the client sends comes through this loop, except what the fast path takes. A round handles the packets
+        that begin in one piece of `data`.
+        """
+        inbox, counters = self._inbox, self._services.counters
+        while not self._is_closed:
+            if not self.connected and data:
+                data = self._connect(data)
+            if data:
+                packets, used = decode(
+                    data, inbox.packet_bytes_max, self.side, True, self._services.options.user_properties_max, PIECE_BYTES
+                )
+                if used >= PIECE_BYTES:
+                    inbox.late = data[used:]
+                elif used < len(data) and not (packets and packets[-1][0] == MALFORMED):
+                    inbox.begin(data[used:])
+            count = count_packets(packets)
+            if data:
+                counters.packets_in += count
+            if packets:
+                try:
+                    self._handle(packets, count)
+                except (ProtocolError, StoreError) as error:
+                    error.__traceback__ = None  # It holds this frame, which may hold the error: only a collection frees that.
+                    self.close(str(error), _reason_of(error))
+            if data and (len(data) >= READ_BYTES_MIN or count > TURN_MESSAGES):
+                inbox.pace(len(data), count, is_acked=bool(self.outbox.unacked))
+            if inbox.deferred is not None or not inbox.late:
+                break
+            if self._services.overtime.is_over():
                 self._wait_for_turn([])
-            else:
-                self._receive_piece(inbox.take_late())
-
-    def _receive_piece(self, data: bytes) -> None:
-        """Handle the packets in the first piece of what was received."""
-        inbox = self._inbox
-        if inbox.is_collecting:
-            data = inbox.collect(data)
-            if not data:
-                if self.meter is not None:
-                    self._charge(0)
-                return
-            self._is_plain = self._may_be_plain()
-            if self._is_plain and self._fast_path.take(self, data):
-                return
-        elif inbox.rest:
-            data = inbox.rest + data
-        packets = inbox.decode(data, self.side, runs=self.connected)
-        if not self.connected:
-            if not packets:
-                if self.meter is not None:
-                    self._charge(0)
-                return
-            if not self._connect(packets[0], data):
-                return
-            data = data[packet_bytes(data) :]
-            packets = inbox.decode_again(data, self.side)
-        count = count_packets(packets)
-        self._counters.packets_in += count
-        self._handle_or_close(packets)
-        self._is_plain = self._may_be_plain()
-        inbox.pace(len(data), count, is_acked=bool(self.outbox.unacked))
+                break
+            packets, data = [], inbox.take_late()
+        if self.meter is not None:
+            self._charge(self.meter)
+        self._is_plain = (
+            self.connected
+            and inbox.deferred is None
+            and inbox.turns is not None
+            and self.meter is None
+            and not self.kept.packets
+            and not self.session.no_local
+        )
 
     def note_answer(self, size: int) -> None:
         self.outbox.note_answer(size)
 
-    def _connect(self, packet: Packet, data: bytes) -> bool:
-        """Handle the first packet of a connection; return whether what follows it in `data` can be handled now."""
+    def _connect(self, data: bytes) -> bytes:
+        """Handle the first packet of a connection; return what follows it in `data` and can be handled now."""
+        inbox, handshake = self._inbox, self._services.handshake
+        packets, used = decode(data, inbox.packet_bytes_max, self.side, until=1)
+        if not packets:
+            inbox.begin(data)
+            return b""
         try:
-            self._handshake.accept(self, packet)
+            handshake.accept(self, packets[0])
         except AuthorizationPending as question:
-            self._inbox.defer_connect(data)
+            inbox.deferred, inbox.late = [], data
             # We read on, because otherwise we would not notice that the client has gone.
             self._paused_for |= int(PauseReason.AUTHORIZATION_PENDING)
             question.ask(self._authorized)
-            return False
+            return b""
         except ProtocolError as error:
-            error.__traceback__ = None  # It holds this frame, which may hold the error: memory for the garbage collector.
-            self._handshake.refuse(self, error, packet, data)
+            error.__traceback__ = None  # see `_handle_all`
+            handshake.refuse(self, error, packets[0], data)
             self.close(str(error), error.reason)
-            return False
-        return not self._is_closed
+            return b""
+        return b"" if self._is_closed else data[used:]
 
     def begin(self, subscriptions: ClientSubscriptions) -> None:
         """Serve a client: its CONNECT was accepted, and its session is in `session`."""
@@ -417,58 +370,46 @@ class Connection(AnsweringProtocol):
         self.subscriptions = subscriptions
         self.is_v5 = is_v5
         self.side = FROM_CLIENT_5 if is_v5 else FROM_CLIENT
-        self._inbox.packet_bytes_max = self._options.packet_bytes_max
+        self._inbox.packet_bytes_max = self._services.options.packet_bytes_max
         self.outbox.permissions = permissions
         self.outbox.begin(subscriptions)
         self._publishes.begin(session, permissions, is_v5=is_v5)
         self._acks.begin(session, is_v5=is_v5)
         self.connected = True
 
-    def _may_be_plain(self) -> bool:
-        """Return whether a PUBLISH that comes next needs nothing but to be stored."""
-        return self._inbox.is_idle and self.connected and self.meter is None and not self.kept and not self.session.no_local
-
     def continue_read(self, data: bytes, used: int, count: int, *, is_acked: bool) -> None:
         """Go on after a read of which the fast path has taken the first `used` bytes, which were `count` PUBLISHes."""
         if used < len(data):
-            self._inbox.keep(data[used:])
-            self._is_plain = False
+            self._inbox.begin(data[used:])
         self._inbox.pace(len(data), count, is_acked=is_acked)
 
     def receive_late(self, packet: Packet) -> None:
         """Handle a PUBLISH on the general path that the fast path has taken and could not store."""
-        if not self._is_closed:
-            self._handle_or_close([packet])
-            self._is_plain = self._may_be_plain()
+        self._handle_all([packet])
 
-    def _charge(self, publishes: int) -> None:
+    def _charge(self, meter: Meter) -> None:
         """Charge the bytes received to the meter, and the messages of them that were stored."""
-        assert self.meter is not None
         size, self._uncharged_bytes = self._uncharged_bytes, 0
-        self._throttle.charge(self, self.meter, publishes, size)
+        messages, self._uncharged_messages = self._uncharged_messages, 0
+        self._services.throttle.charge(self, meter, messages, size)
 
     # --- packets ----------------------------------------------------------------------------------------------------
 
-    def _handle_or_close(self, packets: list[Packet]) -> None:
-        """Handle packets; close the connection if they are wrong."""
-        try:
-            self._handle(packets)
-        except ProtocolError as error:
-            error.__traceback__ = None  # see `_connect`
-            self.close(str(error), error.reason)
-        except TopicInvalid as error:
-            self.close(str(error), ReasonCode.TOPIC_NAME_INVALID)
-        except StoreError as error:
-            self.close(str(error), ReasonCode.QUOTA_EXCEEDED)
+    def _handle(self, packets: list[Packet], count: int) -> None:
+        """Handle packets in order, and defer those that have to wait. A run has several packets: all have `count`.
 
-    def _handle(self, packets: list[Packet]) -> None:
-        """Handle the packets of one read, in order."""
-        publishes, outbox = self._publishes, self.outbox
+        Raises:
+            ProtocolError, StoreError: the connection has to close.
+        """
+        services, publishes, outbox, session = self._services, self._publishes, self.outbox, self.session
         if self.is_v5:
-            packets = publishes.admit(packets)
+            room = services.options.inflight_max - outbox.unacked - len(session.received)
+            if count > room or session.no_local:
+                packets = publishes.admit(packets, count, room)
         at = 0
         farewell: Packet | None = None
         pending: AuthorizationPending | None = None
+        has_published = False
         look_at = LONG_PACKETS
         if len(packets) > LONG_PACKETS:
             outbox.gather()
@@ -476,20 +417,21 @@ class Connection(AnsweringProtocol):
             while at < len(packets):
                 if at >= look_at:
                     look_at = at + LONG_PACKETS
-                    if self._overtime.is_over():
+                    if services.overtime.is_over():
                         break
                 packet = packets[at]
                 kind = packet[0]
                 if kind in PUBLISHES:
+                    has_published = True
                     begun, at = at, publishes.receive(packets, at)
                     if at - begun < LONG_PACKETS:
                         look_at = at  # It has ended for a reason, which may have cost time.
                     continue
                 if kind in ACKS:
-                    self._traffic.packets_in[kind] += 1
+                    services.traffic.packets_in[kind] += 1
                     self._acks.acknowledged(packet)
                 elif kind == PUBACK_RUN:
-                    self._traffic.packets_in[PUBACK] += len(packet[1])
+                    services.traffic.packets_in[PUBACK] += len(packet[1])
                     self._acks.acknowledged_run(packet[1])
                 elif kind == DISCONNECT:
                     farewell = packet
@@ -500,39 +442,42 @@ class Connection(AnsweringProtocol):
                 at += 1
         except AuthorizationPending as question:
             pending = question.with_traceback(None)  # the traceback holds this frame
+            at = publishes.stopped_at if packets[at][0] in PUBLISHES else at
         finally:
             # Also if a packet is malformed: the messages before it are stored, and are acknowledged.
-            stored = publishes.finish_read()
-            if stored and self._store.log.end > self._backpressure.check_at:
-                self._backpressure.apply(self)
-            if self.meter is not None:
-                self._charge(stored)
-            self._acks.finish_read()
-            outbox.send_gathered()
+            if has_published:
+                stored = publishes.finish_read()
+                self._uncharged_messages += stored
+                if stored and services.store.log.end > services.backpressure.check_at:
+                    services.backpressure.apply(self)
+            if session.lasts:
+                self._acks.finish_read()
+            if len(packets) > LONG_PACKETS:
+                outbox.send_gathered()
             if outbox.lagging or outbox.redelivery is not None:
                 outbox.pump()
         if pending is not None:
-            at = publishes.stopped_at if packets[at][0] in PUBLISHES else at
-            self._inbox.defer(packets[at:])
-            self._wait_for(pending)
+            self._inbox.deferred = packets[at:]
+            self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
+            pending.ask(self._authorized)
         elif farewell is not None:
-            self._traffic.packets_in[DISCONNECT] += 1
+            services.traffic.packets_in[DISCONNECT] += 1
             self._disconnected(farewell[2])
         elif at < len(packets) and not self._is_closed:
             self._wait_for_turn(packets[at:])
 
     def _control(self, packet: Packet) -> Packet | None:
         """Handle a packet that is neither a PUBLISH nor an ack. Return what a later turn must go on with, or None."""
-        kind = packet[0]
+        kind, packets_in = packet[0], self._services.traffic.packets_in
         if kind == MALFORMED:
             raise packet[1]
         if kind in (SUBSCRIBE, UNSUBSCRIBE):
             return self._change_subscriptions(packet)
         if kind == PING_RUN:
-            self._traffic.packets_in[PINGREQ] += packet[1]
+            packets_in[PINGREQ] += packet[1]
             self.outbox.send(PINGRESP_BYTES * packet[1], packet[1])
             return None
-        self._traffic.packets_in[kind] += 1
+        packets_in[kind] += 1
         if kind == PUBREL:
             self._acks.released(packet[1])
         elif kind == PINGREQ:
@@ -550,16 +495,17 @@ class Connection(AnsweringProtocol):
         if not self.connected:  # the connection was closed in the course of this read
             return None
         kind, flags, request = packet
+        services = self._services
         if isinstance(request, bytes):
-            self._traffic.packets_in[kind] += 1
+            services.traffic.packets_in[kind] += 1
             if kind == SUBSCRIBE:
-                request = self._subscribing.subscribe(self.subscriptions, self.permissions, request)
+                request = services.subscribing.subscribe(self.subscriptions, self.permissions, request)
             else:
-                request = self._subscribing.unsubscribe(self.subscriptions, request)
+                request = services.subscribing.unsubscribe(self.subscriptions, request)
         answering: Answering = request
         try:
             next(answering)
-            while not self._overtime.is_over():
+            while not services.overtime.is_over():
                 next(answering)
         except StopIteration as end:
             self._answer(end.value)
@@ -577,14 +523,14 @@ class Connection(AnsweringProtocol):
 
     def _disconnected(self, body: bytes) -> None:
         """Handle a DISCONNECT (3.14.4)."""
-        wish = parse_disconnect(body, self._options.user_properties_max)
-        session = self.session
-        if wish.session_expiry_s is not None:
-            if wish.session_expiry_s and not session.expiry_s:
+        options, session = self._services.options, self.session
+        request = parse_disconnect(body, options.user_properties_max)
+        if request.session_expiry_s is not None:
+            if request.session_expiry_s and not session.expiry_s:
                 raise ProtocolError("a DISCONNECT makes a session last that the CONNECT did not (3.14.2.2.2)")
-            session.expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
+            session.expiry_s = min(request.session_expiry_s, options.session_expiry_s_max)
         self._has_left = True
-        if wish.reason == ReasonCode.NORMAL_DISCONNECTION:
+        if request.reason == ReasonCode.NORMAL_DISCONNECTION:
             session.has_will = False  # [MQTT-3.14.4-3]
         self.close("", ReasonCode.NORMAL_DISCONNECTION, left="the client has sent a DISCONNECT")
 
@@ -592,14 +538,9 @@ class Connection(AnsweringProtocol):
 
     def _wait_for_turn(self, packets: list[Packet]) -> None:
         """Handle packets, and what was received after them, in a later turn; read nothing before."""
-        self._inbox.defer(packets)
+        self._inbox.deferred = packets
         self.pause_reading(PauseReason.TURN_OVER)
-        self._overtime.add(self._handle_deferred)
-
-    def _wait_for(self, question: AuthorizationPending) -> None:
-        """Ask the plugins; read nothing before they have answered."""
-        self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
-        question.ask(self._authorized)
+        self._services.overtime.add(self._handle_deferred)
 
     def _authorized(self, is_answered: bool) -> None:
         """Go on with the packets that have waited for the plugins; without an answer ask again, or close in the end."""
@@ -611,7 +552,7 @@ class Connection(AnsweringProtocol):
         if self._unanswered_s is None:
             self._unanswered_s = now_s
         waited_s = now_s - self._unanswered_s
-        if waited_s < self._unanswered_s_max:
+        if waited_s < self._services.options.access.unanswered_ms / 1000:
             self.call_later(retry_s(waited_s), self._handle_deferred)
         else:
             self.close(
@@ -620,25 +561,15 @@ class Connection(AnsweringProtocol):
             )
 
     def _handle_deferred(self) -> None:
-        """Handle the packets that have waited for the plugins, or for their turn."""
+        """Handle the packets that have waited for the plugins, or for their turn, and then what was received meanwhile."""
         inbox = self._inbox
         self._paused_for &= ~DEFERRED
-        packets = inbox.take_deferred()
+        packets, inbox.deferred = inbox.deferred, None
         if self._is_closed or packets is None:
             return
-        if packets:
-            self._handle_or_close(packets)
-        if not self._is_waiting() and inbox.late:
-            late = inbox.take_late()
-            if not (self._may_be_plain() and self._fast_path.take(self, late)):
-                self._receive(late)
-            self._fast_path.flush()  # no turn of the sockets is under way, which would do it
-        if not self._is_waiting():
+        self._handle_all(packets, b"" if packets else inbox.take_late())
+        if inbox.deferred is None and not self._is_closed:
             self._read_on()
-
-    def _is_waiting(self) -> bool:
-        """Return whether packets wait, or need not wait any more because the connection is closed."""
-        return self._inbox.deferred is not None or self._is_closed
 
     def retry_kept(self) -> None:
         """Handle the packets that were kept while the disk was full. Those that still find no room are kept again."""
@@ -648,7 +579,7 @@ class Connection(AnsweringProtocol):
         if self._inbox.deferred:  # these packets came later
             self._inbox.deferred = kept + self._inbox.deferred
         else:
-            self._handle_or_close(kept)
+            self._handle_all(kept)
         if not self.kept.is_full:
             self.resume_reading(PauseReason.DISK_FULL)
 
@@ -699,7 +630,7 @@ class Connection(AnsweringProtocol):
         self._is_plain = False
         if why:
             self.closed_for = reason
-            self._close_log.note(self.user, self.claim, self.peer, why, reason, self.session.client_id)
+            self._services.close_log.note(self.user, self.claim, self.peer, why, reason, self.session.client_id)
         if self._transport is not None:
             self._transport.pause_reading()
             self.outbox.close(why, reason)
@@ -715,9 +646,16 @@ class Connection(AnsweringProtocol):
         if not self.connected:
             return
         self.connected = False
-        self._close_log.left(self.user, self.session.client_id, self.peer, why, reason)
+        self._services.close_log.left(self.user, self.session.client_id, self.peer, why, reason)
         self.outbox.end()
         self.kept.clear()  # nothing of it was acknowledged
         self.subscriptions.stop(is_lost=not self._has_left and reason in LOST_REASONS)
-        self._lifecycle.leave(self.session)
+        self._services.lifecycle.leave(self.session)
         self.subscriptions.close()
+
+
+def _reason_of(error: ProtocolError | StoreError) -> ReasonCode:
+    """Return the reason code with which a connection closes because of an error."""
+    if isinstance(error, ProtocolError):
+        return error.reason
+    return ReasonCode.TOPIC_NAME_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED

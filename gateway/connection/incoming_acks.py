@@ -11,16 +11,12 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.connection.disk_full import PACKET_OVERHEAD_BYTES, KeptPackets
 from penstock.gateway.connection.outbox import Outbox
-from penstock.gateway.counters import GatewayCounters
-from penstock.gateway.delivery.mqtttraces import MqttTraces
-from penstock.gateway.delivery.share_settlements import ShareSettlements
+from penstock.gateway.connection.services import ConnectionServices
 from penstock.gateway.protocol.encode import encode_ack, encode_acks
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Packet
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.session import Session
 from penstock.store.errors import DiskFull
-from penstock.store.store import Store
 
 ACKS: Final = frozenset((PUBACK, PUBREC, PUBCOMP))
 """The acks of deliveries, which `IncomingAcks.acknowledged` handles."""
@@ -45,31 +41,20 @@ class IncomingAcks:
     packet id for a repetition.
 
     Parameters:
-        store: says when records are durable.
-        counters: count the deliveries that were acknowledged.
+        services: the parts of the gateway that all connections share.
         outbox: sends the answers.
         kept: keeps what finds no room on the disk.
-        journal: records the progress of sessions.
-        settlements: settles the deliveries of shared subscriptions.
     """
 
     __slots__ = ("_counters", "_is_v5", "_journal", "_kept", "_outbox", "_session", "_settlements", "_store", "_unanswered")
 
-    def __init__(
-        self,
-        store: Store,
-        counters: GatewayCounters,
-        outbox: Outbox,
-        kept: KeptPackets,
-        journal: SessionJournal,
-        settlements: ShareSettlements,
-    ) -> None:
-        self._store = store
-        self._counters = counters
+    def __init__(self, services: ConnectionServices, outbox: Outbox, kept: KeptPackets) -> None:
+        self._store = services.store
+        self._counters = services.counters
+        self._journal = services.journal
+        self._settlements = services.settlements
         self._outbox = outbox
         self._kept = kept
-        self._journal = journal
-        self._settlements = settlements
         self._session: Session
         self._is_v5 = False
         self._unanswered: list[_Unanswered] = []
@@ -162,26 +147,16 @@ class IncomingAcks:
 class TracedAcks(IncomingAcks):
     """Handles the acks of one connection, and makes spans of them.
 
-    A node without tracing makes `IncomingAcks`, which look at each ack without asking for traces.
-
-    Parameters:
-        traces: makes the spans. The other parameters are those of `IncomingAcks`.
+    A connection of a node without tracing has `IncomingAcks`, which look at each ack without asking for traces. The parameters
+    are those of `IncomingAcks`.
     """
 
     __slots__ = ("_traces",)
 
-    def __init__(
-        self,
-        traces: MqttTraces,
-        store: Store,
-        counters: GatewayCounters,
-        outbox: Outbox,
-        kept: KeptPackets,
-        journal: SessionJournal,
-        settlements: ShareSettlements,
-    ) -> None:
-        super().__init__(store, counters, outbox, kept, journal, settlements)
-        self._traces = traces
+    def __init__(self, services: ConnectionServices, outbox: Outbox, kept: KeptPackets) -> None:
+        super().__init__(services, outbox, kept)
+        assert services.traces is not None, "the node has tracing"
+        self._traces = services.traces
 
     def acknowledged_run(self, packet_ids: Sequence[int]) -> None:
         for packet_id in packet_ids:

@@ -8,11 +8,8 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
-from types import MappingProxyType
+from itertools import groupby
 from typing import Final
 
 import orjson
@@ -20,28 +17,23 @@ import orjson
 from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.disk_full import PACKET_OVERHEAD_BYTES, KeptPackets
 from penstock.gateway.connection.outbox import Outbox
-from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.connection.services import ConnectionServices
 from penstock.gateway.delivery.mqtttraces import MqttTraces
-from penstock.gateway.delivery.retained_messages import RetainedMessages
-from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.delays import RECALL_HANDLE, DeliveryTimeInvalid, due_of
 from penstock.gateway.protocol.encode import encode_ack, encode_ack_with, encode_acks
 from penstock.gateway.protocol.errors import ProtocolError
 from penstock.gateway.protocol.message import to_stored
 from penstock.gateway.protocol.packets import DUP, MALFORMED, PUBACK, PUBLISH, PUBLISH_RUN, PUBLISH_WITH, PUBREC, Packet
-from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, parse_properties
+from penstock.gateway.protocol.properties import Property, PropertyValues, parse_properties
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.protocol.runs import count_packets, split_runs
+from penstock.gateway.protocol.runs import split_runs
 from penstock.gateway.protocol.topics import DELAYED, is_bridge_state
 from penstock.gateway.sessions.session import Session
-from penstock.pop.core.handle import Handles
 from penstock.store.errors import DiskFull, LimitExceeded, PositionUnknown, RecordCorrupt, StoreError, TopicInvalid
 from penstock.store.properties import encode_properties
 from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, record_bytes
 from penstock.store.space.causer import NODE
-from penstock.store.store import Store
 from penstock.store.topics import check_topic, excerpt
-from penstock.timer.delayed import DelayedMessages
 
 QOS_MASK: Final = 3 << 1
 QOS_1: Final = 1 << 1
@@ -50,9 +42,6 @@ QOS_2: Final = 2 << 1
 
 RETAIN: Final = 1
 """The flag of a PUBLISH that is to be retained."""
-
-NOT_PLAIN: Final = QOS_2 | RETAIN
-"""Flags of a PUBLISH whose record may need more than its topic and its body."""
 
 NO_VALUES: Final[PropertyValues] = {}
 """The properties of a PUBLISH without any."""
@@ -76,9 +65,6 @@ twenty messages that are stored."""
 Denial = tuple[ReasonCode, str]
 """Why one PUBLISH of MQTT 5.0 was refused: the reason code, and a sentence. The connection stays open."""
 
-NONE_DENIED: Final[Mapping[int, Denial]] = MappingProxyType({})
-NO_HANDLES: Final[Mapping[int, str]] = MappingProxyType({})
-
 
 class PublishForbidden(StoreError):
     """Raised when the rules or the plugins don't allow a message."""
@@ -87,56 +73,18 @@ class PublishForbidden(StoreError):
         super().__init__(f"the client may not publish to {excerpt(topic)}")
 
 
-@dataclass(frozen=True, slots=True)
-class PublishOptions:
-    """What the options say about incoming PUBLISHes; one object for all connections."""
-
-    inflight_max: int
-    """See `GatewayOptions.inflight_max`: the receive maximum of the server."""
-    message_bytes_max: int
-    """See `GatewayOptions.message_bytes_max`."""
-    topic_alias_max: int
-    """See `GatewayOptions.topic_alias_max`."""
-    closes_denied: bool
-    """See `AccessOptions.denied_publish`."""
-    delay_ms_max: int
-    """See `TimerOptions.delay_ms_max`."""
-    user_properties_max: int
-    """See `GatewayOptions.user_properties_max`."""
-
-    @classmethod
-    def of(cls, options: GatewayOptions, delay_ms_max: int) -> PublishOptions:
-        """Return what the section `[mqtt]` and the longest delay say."""
-        return cls(
-            inflight_max=options.inflight_max,
-            message_bytes_max=options.message_bytes_max,
-            topic_alias_max=options.topic_alias_max,
-            closes_denied=options.access.denied_publish == "close",
-            delay_ms_max=delay_ms_max,
-            user_properties_max=options.user_properties_max,
-        )
-
-
 class IncomingPublishes:
     """Stores the PUBLISHes of one connection, and acknowledges them.
 
     Parameters:
-        store: where messages go.
-        delayed, retained: the delayed and the retained messages, of which there is a limited number.
-        handles: makes the handles that cancel delayed messages.
-        counters: count what is stored, refused and dropped.
+        services: the parts of the gateway that all connections share.
         outbox: sends the acks.
         kept: keeps what finds no room on the disk.
-        options: see `PublishOptions`.
-        traces: makes spans of PUBLISHes; None without tracing.
     """
 
     __slots__ = (
-        "_at",
-        "_counters",
-        "_delayed",
+        "_append",
         "_denied",
-        "_handles",
         "_is_v5",
         "_kept",
         "_options",
@@ -145,43 +93,34 @@ class IncomingPublishes:
         "_puback_ids",
         "_pubrec_ids",
         "_recall_handles",
-        "_retained",
+        "_refused",
+        "_route",
+        "_services",
         "_session",
         "_store",
         "_stored",
-        "_traces",
         "aliases",
+        "stopped_at",
     )
 
-    def __init__(
-        self,
-        store: Store,
-        delayed: DelayedMessages,
-        retained: RetainedMessages,
-        handles: Handles,
-        counters: GatewayCounters,
-        outbox: Outbox,
-        kept: KeptPackets,
-        options: PublishOptions,
-        traces: MqttTraces | None = None,
-    ) -> None:
-        self._store = store
-        self._delayed = delayed
-        self._retained = retained
-        self._handles = handles
-        self._counters = counters
+    def __init__(self, services: ConnectionServices, outbox: Outbox, kept: KeptPackets) -> None:
+        self._services = services
+        self._store = services.store
+        self._append = services.store.append_message
+        self._route = services.store.router.route
+        self._options = services.options
         self._outbox = outbox
         self._kept = kept
-        self._options = options
-        self._traces = traces
         self._session: Session
         self._permissions: Permissions | None = None
         self._is_v5 = False
         self.aliases: dict[int, bytes] = {}
         """The topics for which the client has given an alias."""
         # Of the PUBLISHes of the read that is handled now:
+        self.stopped_at = 0
+        """The index of the packet that `receive` has handled last, or could not handle."""
         self._stored = 0
-        self._at = 0
+        self._refused = 0
         self._puback_ids: list[int] = []
         self._pubrec_ids: list[int] = []
         self._denied: dict[int, Denial] = {}
@@ -206,93 +145,74 @@ class IncomingPublishes:
             AuthorizationPending: the plugins have to be asked first; `stopped_at` says about which packet.
             ProtocolError, StoreError: the connection has to close.
         """
-        store, session, permissions = self._store, self._session, self._permissions
-        route_of, append, received, causer = store.router.route, store.append_message, session.received, session.causer
-        puback_ids, pubrec_ids, kept = self._puback_ids, self._pubrec_ids, self._kept
-        bytes_max = self._options.message_bytes_max
-        at, stored, refused = start, 0, 0
-        try:
-            for at, packet in enumerate(islice(packets, start, start + AT_ONCE_MAX), start):
-                kind = packet[0]
-                if kind == PUBLISH:
-                    _, flags, topic, packet_id, body = packet
-                    found = None
-                elif kind == PUBLISH_RUN:
-                    if not self._append_run(packet, packets):
-                        # One by one, and those after them too: many short runs would cost a copy of the list each.
-                        packets[at:] = split_runs(packets[at:])
-                        return at
-                    stored += len(packet[4])
-                    continue
-                elif kind == PUBLISH_WITH:
-                    _, flags, topic, packet_id, body, raw = packet
-                    found = self._parse(raw)
-                    topic = self._resolve_alias(topic, found)
-                else:
+        refused_max = self._refused + REFUSED_AT_ONCE_MAX
+        stop = min(start + AT_ONCE_MAX, len(packets))
+        for at in range(start, stop):
+            packet = packets[at]
+            if packet[0] == PUBLISH_RUN:
+                if not self._append_run(packet, packets):
+                    # One by one, and those after them too: many short runs would cost a copy of the list each.
+                    packets[at:] = split_runs(packets[at:])
                     return at
-                qos = flags & QOS_MASK
-                if qos == QOS_2 and packet_id in received and self._is_repetition(flags, topic, packet_id, body):
-                    pubrec_ids.append(packet_id)  # [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
-                    self._tell_handle_again(packet_id)
-                    continue
-                if kept and not self._is_v5:
-                    self._keep(packet)  # the messages before it come first [MQTT-4.6.0-2]
-                    continue
-                try:
-                    if permissions is not None and not (
-                        permissions.publish.get(topic) or permissions.may_publish(topic, packets)
-                    ):
-                        raise PublishForbidden(topic)
-                    if len(body) > bytes_max:
-                        raise LimitExceeded(
-                            f"the payload for {excerpt(topic)} has {len(body)} bytes; send {bytes_max} at most: see "
-                            "mqtt.message_bytes_max"
-                        )
-                    if found is not None:
-                        if self._traces is None:
-                            self._append_with(flags, topic, body, found, packet_id)
-                        else:
-                            self._append_traced(self._traces, flags, topic, body, found, packet_id)
-                    elif not flags & NOT_PLAIN:
-                        append(route_of(topic, causer), body, b"", RECORD_FLAGS[flags])
-                    elif flags & RETAIN:
-                        self._append_with(flags, topic, body, NO_VALUES, packet_id)
-                    elif not session.lasts:
-                        append(route_of(topic, causer), body, b"", RECORD_FLAGS[flags])
-                    else:  # this very record tells a repetition from a new message, even after a crash
-                        append(route_of(topic, causer), body, _received_as(session, packet_id), RECORD_FLAGS[flags] | SESSION)
-                    stored += 1
-                except StoreError as error:
-                    if found is None and isinstance(error, TopicInvalid) and topic.startswith(DELAYED):
-                        packets[at] = (PUBLISH_WITH, flags, topic, packet_id, body, b"")
-                        return at
-                    if isinstance(error, DiskFull) and not self._is_v5:
-                        self._keep(packet)
-                        continue
-                    if is_bridge_state(topic):
-                        _check_name(topic)
-                    else:
-                        if self._traces is not None and found:
-                            self._traces.refused(found, topic, body, session.client_id, str(error))
-                        self._deny(topic, packet_id, error)
-                        refused += 1
-                if qos == QOS_1:
-                    puback_ids.append(packet_id)
-                elif qos == QOS_2:
-                    pubrec_ids.append(packet_id)
-                    if packet_id not in self._denied:
-                        received.add(packet_id)
-                if refused == REFUSED_AT_ONCE_MAX:
+            elif packet[0] in PUBLISHES:
+                self.stopped_at = at
+                self._receive_one(packet, packets)
+                if self._refused == refused_max:
                     return at + 1
-            return min(start + AT_ONCE_MAX, len(packets))
-        finally:
-            self._stored += stored
-            self._at = at
+            else:
+                return at
+        return stop
 
-    @property
-    def stopped_at(self) -> int:
-        """The index of the packet at which `receive` has ended."""
-        return self._at
+    def _receive_one(self, packet: Packet, packets: list[Packet]) -> None:
+        """Handle one PUBLISH of a read: store it, refuse it, or keep it until the disk has room. Raises as `receive` does."""
+        kind, flags, topic, packet_id, body = packet[:5]
+        values = NO_VALUES
+        if kind == PUBLISH_WITH:
+            values = parse_properties(packet[5], PUBLISH, self._options.user_properties_max)
+            if Property.SUBSCRIPTION_IDENTIFIER in values:
+                raise ProtocolError("a PUBLISH to the server has a subscription identifier [MQTT-3.3.4-6]")
+            if not topic or Property.TOPIC_ALIAS in values:
+                topic = self._resolve_alias(topic, values)
+        qos, session, permissions = flags & QOS_MASK, self._session, self._permissions
+        if qos == QOS_2 and packet_id in session.received and self._is_repetition(flags, topic, packet_id, body):
+            self._pubrec_ids.append(packet_id)  # [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
+            self._tell_handle_again(packet_id)
+            return
+        if self._kept.packets and not self._is_v5:
+            self._keep(packet)  # the messages before it come first [MQTT-4.6.0-2]
+            return
+        try:
+            if permissions is not None and not (permissions.publish.get(topic) or permissions.may_publish(topic, packets)):
+                raise PublishForbidden(topic)
+            if len(body) > self._options.message_bytes_max:
+                raise LimitExceeded(
+                    f"the payload for {excerpt(topic)} has {len(body)} bytes; send {self._options.message_bytes_max} at most: "
+                    "see mqtt.message_bytes_max"
+                )
+            if kind == PUBLISH_WITH and self._services.traces is not None:
+                self._append_traced(self._services.traces, flags, topic, body, values, packet_id)
+            elif kind == PUBLISH_WITH or flags & RETAIN or topic.startswith(DELAYED):
+                self._append_with(flags, topic, body, values, packet_id)
+            elif qos == QOS_2 and session.lasts:  # this very record tells a repetition from a new message, even after a crash
+                properties = orjson.dumps({"session": session.client_id, "packet_id": packet_id})
+                self._append(self._route(topic, session.causer), body, properties, RECORD_FLAGS[flags] | SESSION)
+            else:
+                self._append(self._route(topic, session.causer), body, b"", RECORD_FLAGS[flags])
+            self._stored += 1
+        except StoreError as error:
+            if isinstance(error, DiskFull) and not self._is_v5:
+                self._keep(packet)
+                return
+            if is_bridge_state(topic):
+                _check_name(topic)
+            else:
+                self._refuse(topic, packet_id, body, values, error)
+        if qos == QOS_1:
+            self._puback_ids.append(packet_id)
+        elif qos == QOS_2:
+            self._pubrec_ids.append(packet_id)
+            if packet_id not in self._denied:
+                session.received.add(packet_id)
 
     def _is_repetition(self, flags: int, topic: bytes, packet_id: int, body: bytes) -> bool:
         """Return whether a message at QoS 2 with a packet id that was not released is the one that was received with it.
@@ -316,82 +236,76 @@ class IncomingPublishes:
         """Let the PUBREC of a repeated message have its recall handle, if the message is still pending."""
         stored = self._session.stored
         position = stored.received.get(packet_id) if stored is not None else None
-        due_ms = self._delayed.due_ms(position) if position is not None and self._is_v5 else None
+        due_ms = self._services.delayed.due_ms(position) if position is not None and self._is_v5 else None
         if position is not None and due_ms is not None:
-            self._recall_handles[packet_id] = self._handles.recall(position, due_ms)
+            self._recall_handles[packet_id] = self._services.handles.recall(position, due_ms)
 
     def _append_run(self, run: Packet, packets: list[Packet]) -> bool:
         """Store PUBLISHes that differ in packet ids and bodies only; return False if each must be looked at by itself."""
         _, flags, topic, packet_ids, bodies = run
         permissions = self._permissions
-        if self._kept or (permissions is not None and not permissions.may_publish(topic, packets)):
+        if self._kept.packets or (permissions is not None and not permissions.may_publish(topic, packets)):
             return False
         try:
             size = sum(map(len, bodies))
             if size > self._options.message_bytes_max < max(map(len, bodies)):
                 return False
             size += len(bodies) * (HEADER_BYTES + len(topic))
-            route = self._store.router.route(topic, self._session.causer)
+            route = self._route(topic, self._session.causer)
             if not self._store.append_runs([(route, [*alike], RECORD_FLAGS[flags]) for _, alike in groupby(bodies, len)], size):
                 return False
         except StoreError:
             return False
         self._puback_ids += packet_ids
+        self._stored += len(bodies)
         return True
 
     def _append_traced(
-        self, traces: MqttTraces, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int
+        self, traces: MqttTraces, flags: int, topic: bytes, body: bytes, values: PropertyValues, packet_id: int
     ) -> None:
         """Do what `_append_with` does, and make a span of it."""
         began_ns = traces.now_ns()
-        position = self._append_with(flags, topic, body, found, packet_id)
-        traces.published(found, topic, body, flags & QOS_MASK, self._session.client_id, began_ns, position)
+        position = self._append_with(flags, topic, body, values, packet_id)
+        traces.published(values, topic, body, flags & QOS_MASK, self._session.client_id, began_ns, position)
 
-    def _append_with(self, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int) -> int:
+    def _append_with(self, flags: int, topic: bytes, body: bytes, values: PropertyValues, packet_id: int) -> int:
         """Store a message that has properties, or is delayed or retained; return its position. Raises StoreError."""
-        store, options, session = self._store, self._options, self._session
-        now_ms, due_ms = store.now_ms(), 0
-        if found or topic.startswith(DELAYED):
-            topic, due_ms = due_of(topic, found, now_ms, options.delay_ms_max)
-        route = store.router.route(topic, session.causer)
+        store, services, session = self._store, self._services, self._session
+        due_ms = 0
+        if values or topic.startswith(DELAYED):
+            topic, due_ms = due_of(topic, values, store.now_ms, services.delay_ms_max)
+        route = self._route(topic, session.causer)
         is_retained = flags & RETAIN and body
         is_charged = due_ms or is_retained
         causer = store.ledger.with_tenant(session.causer, route.name) if is_charged else NODE
-        by = causer.row()
-        publisher = session.client_id if session.no_local else ""
-        record_flags = RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0)
-        if flags & QOS_MASK == QOS_2 and session.lasts:
-            record_flags |= SESSION
-            about = to_stored(
-                found, now_ms, publisher=publisher, deliver_at_ms=due_ms, session=session.client_id, packet_id=packet_id, by=by
-            )
-        else:
-            about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms, by=by)
-        encoded = encode_properties(about)
+        names_session = flags & QOS_MASK == QOS_2 and session.lasts
+        properties = to_stored(
+            values,
+            store.now_ms,
+            publisher=session.client_id if session.no_local else "",
+            deliver_at_ms=due_ms,
+            session=session.client_id if names_session else "",
+            packet_id=packet_id if names_session else 0,
+            by=causer.row(),
+        )
+        encoded = encode_properties(properties)
         if is_charged:
             size = record_bytes(topic, body, encoded)
             if due_ms:
-                self._delayed.admit(causer, size, route.name)
+                services.delayed.admit(causer, size, route.name)
             if is_retained:
-                self._retained.admit(topic, size, causer, is_delayed=due_ms > 0)
-        position = store.append_message(route, body, encoded, record_flags)
+                services.retained.admit(topic, size, causer, is_delayed=due_ms > 0)
+        record_flags = RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0) | (SESSION if names_session else 0)
+        position = self._append(route, body, encoded, record_flags)
         if due_ms and packet_id and self._is_v5:
-            self._recall_handles[packet_id] = self._handles.recall(position, due_ms)
+            self._recall_handles[packet_id] = services.handles.recall(position, due_ms)
         return position
 
     # --- properties -------------------------------------------------------------------------------------------------
 
-    def _parse(self, raw: bytes) -> PropertyValues:
-        """Return the properties of a PUBLISH. Raises ProtocolError."""
-        found = parse_properties(raw, PUBLISH, self._options.user_properties_max)
-        if Property.SUBSCRIPTION_IDENTIFIER in found:
-            raise ProtocolError("a PUBLISH to the server has a subscription identifier [MQTT-3.3.4-6]")
-        check_response_topic(found)
-        return found
-
-    def _resolve_alias(self, topic: bytes, found: PropertyValues) -> bytes:
+    def _resolve_alias(self, topic: bytes, values: PropertyValues) -> bytes:
         """Return the topic of a PUBLISH, which an alias may stand for (3.3.2.3.4). Raises ProtocolError."""
-        alias = found.get(Property.TOPIC_ALIAS)
+        alias = values.get(Property.TOPIC_ALIAS)
         if alias is None:
             if not topic:
                 raise ProtocolError("a PUBLISH has neither a topic nor an alias (3.3.2.1)")
@@ -403,26 +317,29 @@ class IncomingPublishes:
         if topic:
             self.aliases[alias] = topic
             return topic
-        known = self.aliases.get(alias)
-        if known is None:
+        if alias not in self.aliases:
             raise ProtocolError(f"the topic alias {alias} stands for no topic yet (3.3.2.3.4)")
-        return known
+        return self.aliases[alias]
 
     # --- limits -----------------------------------------------------------------------------------------------------
 
-    def admit(self, packets: list[Packet]) -> list[Packet]:
+    def admit(self, packets: list[Packet], count: int, room: int) -> list[Packet]:
         """Return the packets of a read of MQTT 5.0 that are to be handled.
 
         They end at the PUBLISH that exceeds the receive maximum, if there is one, with an error in its place. In a session with
         subscriptions that want no messages of its own (No Local), each message is to name its publisher: so each PUBLISH
         becomes one with properties.
+
+        Args:
+            packets: the packets of the read.
+            count: how many they are, with those of runs.
+            room: how many more PUBLISHes the client may leave unacknowledged.
         """
-        received = self._session.received
-        room = self._options.inflight_max - self._outbox.unacked - len(received)
-        if count_packets(packets) > room:
-            packets = self._within_receive_maximum(split_runs(packets), room)
+        packets = split_runs(packets)
+        if count > room:
+            packets = self._within_receive_maximum(packets, room)
         if self._session.no_local:
-            packets = [(PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in split_runs(packets)]
+            packets = [(PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in packets]
         return packets
 
     def _within_receive_maximum(self, packets: list[Packet], room: int) -> list[Packet]:
@@ -448,10 +365,10 @@ class IncomingPublishes:
         if flags & QOS_MASK:
             self._kept.add([packet], len(topic) + len(body) + PACKET_OVERHEAD_BYTES)
         else:
-            self._counters.publishes_dropped += 1
+            self._services.counters.publishes_dropped += 1
 
-    def _deny(self, topic: bytes, packet_id: int, error: StoreError) -> None:
-        """Note that a PUBLISH was refused, so that its ack says so.
+    def _refuse(self, topic: bytes, packet_id: int, body: bytes, values: PropertyValues, error: StoreError) -> None:
+        """Refuse a PUBLISH, whose ack then says so.
 
         MQTT 3.1.1 has no such ack. If the plugins forbid the message, it is acknowledged as if it were stored [MQTT-3.3.5-2],
         or the connection is closed, as `mqtt.access.denied_publish` says.
@@ -460,10 +377,13 @@ class IncomingPublishes:
             StoreError: the client cannot be told: `error` itself.
             ProtocolError: the connection has to close because of `mqtt.access.denied_publish`.
         """
+        self._refused += 1
+        if values and self._services.traces is not None:
+            self._services.traces.refused(values, topic, body, self._session.client_id, str(error))
         if not self._is_v5:
             if not isinstance(error, PublishForbidden):
                 raise error
-            if self._options.closes_denied:
+            if self._options.access.denied_publish == "close":
                 raise ProtocolError(str(error), ReasonCode.NOT_AUTHORIZED)
         reason = ReasonCode.QUOTA_EXCEEDED
         if isinstance(error, PublishForbidden):
@@ -474,9 +394,9 @@ class IncomingPublishes:
             _check_name(topic)
             reason = ReasonCode.TOPIC_NAME_INVALID
         if isinstance(error, DiskFull) and not packet_id:
-            self._counters.publishes_dropped += 1
+            self._services.counters.publishes_dropped += 1
             return
-        self._counters.publishes_refused += 1
+        self._services.counters.publishes_refused += 1
         if packet_id and self._is_v5:
             self._denied[packet_id] = (reason, str(error))
 
@@ -485,31 +405,31 @@ class IncomingPublishes:
     def finish_read(self) -> int:
         """Acknowledge the PUBLISHes of this read when they are durable; return how many were stored."""
         stored, self._stored = self._stored, 0
-        self._counters.publishes_in += stored
+        self._services.counters.publishes_in += stored
         puback_ids, pubrec_ids = self._puback_ids, self._pubrec_ids
-        if puback_ids or pubrec_ids:
-            denied: Mapping[int, Denial] = NONE_DENIED
-            if self._denied:
-                denied, self._denied = self._denied, {}
-            handles: Mapping[int, str] = NO_HANDLES
-            if self._recall_handles:
-                handles, self._recall_handles = self._recall_handles, {}
-            if puback_ids:
-                self._puback_ids = []
-                self._outbox.unacked += len(puback_ids)
-                self._store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, denied, handles))
-            if pubrec_ids:
-                self._pubrec_ids = []
-                self._store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, denied, handles))
+        outbox, denied, handles = self._outbox, self._denied, self._recall_handles
+        if denied or handles:
+            self._denied, self._recall_handles = {}, {}
+        if puback_ids:
+            self._puback_ids = []
+            outbox.unacked += len(puback_ids)
+            if denied or handles:
+                self._store.when_durable(partial(self._explain_acks, PUBACK, puback_ids, denied, handles))
+            else:
+                self._store.when_durable(partial(outbox.send_pubacks, encode_acks(PUBACK, puback_ids), len(puback_ids)))
+        if pubrec_ids:
+            self._pubrec_ids = []
+            if denied or handles:
+                self._store.when_durable(partial(self._explain_acks, PUBREC, pubrec_ids, denied, handles))
+            else:
+                self._store.when_durable(partial(outbox.send, encode_acks(PUBREC, pubrec_ids), len(pubrec_ids)))
         return stored
 
-    def _acknowledge(self, kind: int, packet_ids: list[int], denied: Mapping[int, Denial], handles: Mapping[int, str]) -> None:
+    def _explain_acks(self, kind: int, packet_ids: list[int], denied: dict[int, Denial], handles: dict[int, str]) -> None:
+        """Send acks of which some say why a message was refused, or have the recall handle of a delayed message."""
         outbox = self._outbox
         if kind == PUBACK:
             outbox.unacked -= len(packet_ids)
-        if not denied and not handles:
-            outbox.send(encode_acks(kind, packet_ids), len(packet_ids))
-            return
         for packet_id in packet_ids:
             if packet_id in denied:
                 reason, why = denied[packet_id]
@@ -517,11 +437,6 @@ class IncomingPublishes:
             else:
                 tell = partial(encode_ack_with, kind, packet_id, RECALL_HANDLE)
                 outbox.send(outbox.explained(tell, handles.get(packet_id, "")))
-
-
-def _received_as(session: Session, packet_id: int) -> bytes:
-    """Return the properties of a plain message that a session has received at QoS 2."""
-    return orjson.dumps({"session": session.client_id, "packet_id": packet_id})
 
 
 def _check_name(topic: bytes) -> None:

@@ -17,9 +17,8 @@ from penstock.gateway.connection.inbox import TURN_MESSAGES
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.connection.pausing import Pausable
 from penstock.gateway.counters import GatewayCounters
-from penstock.gateway.protocol.fixed_header import Side
 from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN, Packet
-from penstock.gateway.protocol.plain import cut_plain
+from penstock.gateway.protocol.plain import PlainPublishes
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.socket_transport import READ_BYTES_MIN
@@ -37,7 +36,6 @@ _COLLECTED_BYTES: Final = MIB
 class Publisher(Pausable, Protocol):
     """What the fast path knows of a connection."""
 
-    side: Side
     is_v5: bool
     session: Session
     permissions: Permissions | None
@@ -79,7 +77,8 @@ class PublishFastPath:
         self._backpressure = backpressure
         self._journal = journal
         self._routes = store.router.cached
-        self._packet_bytes_max = packet_bytes_max
+        self.packet_bytes_max = packet_bytes_max
+        """The size of the largest packet that is taken, in bytes."""
         self._inflight_max = inflight_max
         self._runs: list[tuple[Route, Sequence[bytes], int]] = []
         self._publishers: list[tuple[Publisher, bytes, int]] = []
@@ -87,16 +86,13 @@ class PublishFastPath:
         self._bytes = 0
         """What the records take, at most."""
 
-    def take(self, publisher: Publisher, data: bytes) -> bool:
-        """Take the PUBLISHes of a read, to be stored by `flush`. Return False, and do nothing, if the read is not plain.
+    def take(self, publisher: Publisher, publishes: PlainPublishes, data: bytes) -> bool:
+        """Take the PUBLISHes of a plain read `data`, to be stored by `flush`. Return False if they need the general path.
 
         To be called at most once for a connection between two flushes, or what it takes would come after what else the client
         sends: so a read that is no part of a turn of `Sockets` must be followed by a flush.
         """
-        found = cut_plain(data, publisher.side, self._packet_bytes_max)
-        if found is None:
-            return False
-        qos, topic, acks, bodies, size = found
+        qos, topic, acks, bodies, size = publishes
         count = len(bodies)
         route = self._routes.get(topic)
         permissions = publisher.permissions

@@ -13,7 +13,7 @@ from penstock.gateway.protocol.errors import ConnectRefused, MalformedPacket, Ma
 from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX, read_binary, read_byte, read_string, read_u16
 from penstock.gateway.protocol.fixed_header import long_length
 from penstock.gateway.protocol.packets import CONNECT, NEVER_S, RECEIVE_MAXIMUM, V3_1, V3_1_1, V5_0, WILL
-from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, read_properties
+from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.protocol.topics import is_bridge_state
 from penstock.store.errors import TopicInvalid
@@ -158,7 +158,6 @@ def parse_connect(
         will_values: PropertyValues = {}
         if is_v5:
             will_values, at = read_properties(body, at, WILL, user_properties_max)
-            check_response_topic(will_values)
         topic, at = read_binary(body, at, "will topic")
         message, at = read_binary(body, at, "will message")
         name = _will_topic(topic, topic_levels_max, topic_bytes_max)

@@ -28,7 +28,18 @@ from penstock.gateway.protocol.fixed_header import (
     header_error,
     long_length,
 )
-from penstock.gateway.protocol.packets import MALFORMED, NAMES, PING_RUN, PINGREQ, PUBACK, PUBLISH, PUBLISH_WITH, Packet
+from penstock.gateway.protocol.packets import (
+    MALFORMED,
+    NAMES,
+    PING_RUN,
+    PINGREQ,
+    PUBACK,
+    PUBACK_RUN,
+    PUBLISH,
+    PUBLISH_RUN,
+    PUBLISH_WITH,
+    Packet,
+)
 from penstock.gateway.protocol.properties import parse_properties
 from penstock.gateway.protocol.runs import PUBACK_BEGIN, cut_pubacks, cut_run, end_of_pings
 
@@ -173,10 +184,24 @@ def decode(
     return packets, at
 
 
+def count_packets(packets: list[Packet]) -> int:
+    """Return the number of packets that `decode` has returned, counting each of a run."""
+    count = 0
+    for packet in packets:
+        kind = packet[0]
+        if kind == PUBLISH_RUN:
+            count += len(packet[4])
+        else:
+            count += len(packet[1]) if kind == PUBACK_RUN else packet[1] if kind == PING_RUN else 1
+    return count
+
+
 def _publish_with(buffer: bytes, header: int, topic: bytes, packet_id: int, at: int, stop: int) -> Packet:
     """Return the item for a PUBLISH with its property length at `at` (MQTT 5.0, 3.3.2.3)."""
-    length, start = read_varint(buffer[at : min(at + 4, stop)], 0, "property length")
-    start += at
+    length, start = buffer[at], at + 1
+    if length > 127:
+        length, start = read_varint(buffer[at : min(at + 4, stop)], 0, "property length")
+        start += at
     if start + length > stop:
         raise MalformedPacket(f"A PUBLISH announces {length} bytes of properties, but {stop - start} bytes are left.")
     properties = buffer[start : start + length]

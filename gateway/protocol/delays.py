@@ -7,6 +7,7 @@ server must not alter user properties [MQTT-3.3.2-17].
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from penstock.gateway.protocol.properties import Property, PropertyValues
@@ -33,13 +34,13 @@ class DeliveryTimeInvalid(StoreError):
     """Raised when the user properties of a PUBLISH don't say when it is to be delivered."""
 
 
-def due_of(topic: bytes, values: PropertyValues, now_ms: int, delay_ms_max: int) -> tuple[bytes, int]:
+def due_of(topic: bytes, values: PropertyValues, now_ms: Callable[[], int], delay_ms_max: int) -> tuple[bytes, int]:
     """Return the topic to which a PUBLISH goes, and when it is due, in ms since 1970; 0 means at once.
 
     Args:
         topic: of the PUBLISH.
         values: the properties of the PUBLISH.
-        now_ms: the time, in ms since 1970.
+        now_ms: returns the time, in ms since 1970.
         delay_ms_max: the longest delay allowed, in ms.
 
     Raises:
@@ -53,17 +54,17 @@ def due_of(topic: bytes, values: PropertyValues, now_ms: int, delay_ms_max: int)
             raise DeliveryTimeInvalid(
                 f"the topic begins with $delayed/ and the message has the user property {wishes[0][0]}: use one of them"
             )
-        topic, due_ms = parse_delayed(topic, now_ms, delay_ms_max)
+        topic, due_ms = parse_delayed(topic, now_ms(), delay_ms_max)
     elif len(wishes) > 1:
         raise DeliveryTimeInvalid(
             f"the message has the user properties {' and '.join(name for name, _ in wishes)}: use one of them, once"
         )
     elif wishes:
-        due_ms = _due_of_wish(wishes[0], now_ms, delay_ms_max)
+        due_ms = _due_of_wish(wishes[0], now_ms(), delay_ms_max)
     else:
         return topic, 0
     expiry_s = values.get(Property.MESSAGE_EXPIRY_S)
-    if due_ms and expiry_s is not None and now_ms + expiry_s * 1000 <= due_ms:
+    if due_ms and expiry_s is not None and now_ms() + expiry_s * 1000 <= due_ms:
         raise DeliveryTimeInvalid(
             f"the message expires {expiry_s} s after it was published, before it is due: "
             "nobody would get it; use a longer expiry interval, or none"

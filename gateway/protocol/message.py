@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.gateway.protocol.fields import U32, write_binary, write_pair, write_string
 from penstock.gateway.protocol.properties import Property, PropertyValues
@@ -11,7 +11,7 @@ from penstock.store.properties import Properties
 
 def to_stored(
     values: PropertyValues,
-    now_ms: int,
+    now_ms: Callable[[], int],
     *,
     publisher: str = "",
     deliver_at_ms: int = 0,
@@ -23,7 +23,7 @@ def to_stored(
 
     Args:
         values: the properties of its PUBLISH or will.
-        now_ms: when the message came, in ms since 1970. Its expiry interval counts from then, also if it is delayed.
+        now_ms: returns when the message came, in ms since 1970. Its expiry interval counts from then, also if it is delayed.
         publisher: the client id of the publisher, if its own subscriptions must not get the message, else empty.
         deliver_at_ms: when the message is due, in ms since 1970; 0 means at once.
         session, packet_id, by: see `Properties`.
@@ -33,7 +33,7 @@ def to_stored(
     return Properties(
         user=get(Property.USER_PROPERTY, []),
         deliver_at_ms=deliver_at_ms,
-        expires_at_ms=0 if expiry_s is None else now_ms + expiry_s * 1000,
+        expires_at_ms=0 if expiry_s is None else now_ms() + expiry_s * 1000,
         payload_format=get(Property.PAYLOAD_FORMAT),
         content_type=get(Property.CONTENT_TYPE),
         response_topic=get(Property.RESPONSE_TOPIC),

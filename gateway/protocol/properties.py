@@ -208,6 +208,9 @@ def parse_properties(raw: bytes, packet: int, user_properties_max: int = REMAINI
                 raise TooManyFields(_name(packet), user_properties_max, what)
         else:
             values[property] = value
+    topic = values.get(Property.RESPONSE_TOPIC)
+    if topic is not None and (not topic or "+" in topic or "#" in topic):
+        raise ProtocolError(f"The response topic {topic[:64]!r} is empty or has a wildcard [MQTT-3.3.2-14].")
     return values
 
 
@@ -224,10 +227,3 @@ def write_properties(properties: Mapping[Property, Any]) -> bytes:
             parts += (bytes((property,)), write(one))
     raw = b"".join(parts)
     return write_varint(len(raw)) + raw
-
-
-def check_response_topic(values: PropertyValues) -> None:
-    """Raise ProtocolError if the response topic is none to which a client can publish [MQTT-3.3.2-14]."""
-    topic = values.get(Property.RESPONSE_TOPIC)
-    if topic is not None and (not topic or "+" in topic or "#" in topic):
-        raise ProtocolError(f"The response topic {topic[:64]!r} is empty or has a wildcard [MQTT-3.3.2-14].")

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.gateway.protocol.packets import PING_RUN, PUBACK, PUBACK_RUN, PUBLISH, PUBLISH_RUN, Packet
+from penstock.gateway.protocol.packets import PUBACK, PUBACK_RUN, PUBLISH, PUBLISH_RUN, Packet
 
 RUN_MAX: Final = 4096
 """The maximum number of PUBLISHes in a run, but for those that one call cuts."""
@@ -120,18 +120,6 @@ def end_of_pings(buffer: bytes, at: int) -> int:
     """Return the offset after the PINGREQs from `at` on; `at` if there is none."""
     found = _PINGS.match(buffer, at)
     return found.end() if found else at
-
-
-def count_packets(packets: Iterable[Packet]) -> int:
-    """Return the number of packets, counting each of a run."""
-    found = 0
-    for packet in packets:
-        kind = packet[0]
-        if kind == PUBLISH_RUN:
-            found += len(packet[4])
-        else:
-            found += len(packet[1]) if kind == PUBACK_RUN else packet[1] if kind == PING_RUN else 1
-    return found
 
 
 def split_runs(packets: Iterable[Packet]) -> list[Packet]:

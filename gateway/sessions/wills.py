@@ -109,7 +109,7 @@ class Wills:
                 by = causer.row() if is_retained else ()
                 no_local = any(one.options & NO_LOCAL for one in stored.subscriptions.values())
                 publisher = stored.client_id if no_local else ""
-                about = to_stored(will.properties, store.now_ms(), publisher=publisher, session=stored.client_id, by=by)
+                about = to_stored(will.properties, store.now_ms, publisher=publisher, session=stored.client_id, by=by)
                 flags = will.qos | Flag.SESSION | (Flag.RETAIN if will.retain else 0)
                 encoded = encode_properties(about)
                 if is_retained:

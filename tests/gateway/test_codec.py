@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.protocol.connect import Connect, parse_connect
-from penstock.gateway.protocol.decode import PACKET_BYTES_MAX_MIN, decode
+from penstock.gateway.protocol.decode import PACKET_BYTES_MAX_MIN, count_packets, decode
 from penstock.gateway.protocol.encode import (
     PINGRESP_BYTES,
     encode_acks,
@@ -41,7 +41,7 @@ from penstock.gateway.protocol.packets import (
 )
 from penstock.gateway.protocol.plain import PlainPublishes, cut_plain
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
-from penstock.gateway.protocol.runs import count_packets, split_runs
+from penstock.gateway.protocol.runs import split_runs
 from penstock.gateway.protocol.subscribe import Subscribe, Unsubscribe, parse_subscribe, parse_unsubscribe
 from tests.gateway import packet_cases_5
 from tests.gateway.packet_cases import INVALID, SERVER_ITEMS, VALID, Invalid, Valid, connect, packet, subscribe

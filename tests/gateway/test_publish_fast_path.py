@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.gateway import gateway as gateway_module
-from penstock.gateway.connection import publish_fast_path
+from penstock.gateway.connection import connection, publish_fast_path
 from penstock.gateway.connection.publish_fast_path import Publisher, PublishFastPath
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
+from penstock.gateway.protocol.fixed_header import Side
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBREC
+from penstock.gateway.protocol.plain import PlainPublishes, cut_plain
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.transport.socket_transport import SocketTransport
 from penstock.store.options import GIB, KIB
@@ -278,12 +280,18 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     seen: Counter[bool] = Counter()
     take = PublishFastPath.take
 
-    def counting(self: PublishFastPath, publisher: Publisher, data: bytes) -> bool:
-        is_taken = take(self, publisher, data)
+    def cutting(data: bytes, side: Side, packet_bytes_max: int) -> PlainPublishes | None:
+        publishes = cut_plain(data, side, packet_bytes_max)
+        seen[False] += publishes is None
+        return publishes
+
+    def taking(self: PublishFastPath, publisher: Publisher, publishes: PlainPublishes, data: bytes) -> bool:
+        is_taken = take(self, publisher, publishes, data)
         seen[is_taken] += 1
         return is_taken
 
-    monkeypatch.setattr(PublishFastPath, "take", counting)
+    monkeypatch.setattr(connection, "cut_plain", cutting)
+    monkeypatch.setattr(PublishFastPath, "take", taking)
     return seen
 
 
@@ -298,7 +306,7 @@ async def test_runs_of_several_clients_in_one_turn_are_each_stored_in_order_and_
         each.send(several(b"plant/%d" % number, numbered(20 + number, str(number)), qos, 100 * number + 1))
     await until_stored(broker, 5 + count)
     assert (counters.publishes_in, counters.packets_in) == (before[0] + count, before[1] + count)
-    assert seen == {True: 5}
+    assert seen == {True: 5, False: 0}
     for number, each in enumerate(five):
         expected = [(PUBACK, 100 * number + 1 + at) for at in range(20 + number)] if qos else []
         assert [await each.client.receive() for _ in expected] == expected
