@@ -116,6 +116,8 @@ class DelayedMessages:
 
     def __init__(self, store: Store, options: TimerOptions) -> None:
         self._store = store
+        self.delay_ms_max = options.delay_ms_max
+        """Longest delay of a message, in ms."""
         self._fire_max = options.fire_max
         self._buckets = TimerBuckets()
         self._alarm = Alarm(store.now_ms, self.fire_due, self._next_due_ms)

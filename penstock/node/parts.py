@@ -74,7 +74,6 @@ class NodeParts:
             self.transactions,
             self.sent_ids,
             config.pop,
-            config.timer,
             self.pop_traces,
         )
 

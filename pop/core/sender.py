@@ -32,7 +32,6 @@ from penstock.store.store import Store
 from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.keys import KEY_BYTES_MAX, TimerKeys
-from penstock.timer.options import TimerOptions
 from penstock.tracing.traces import NOT_STORED
 
 PROPERTIES_MAX = 128
@@ -93,12 +92,11 @@ class Sender:
     Parameters:
         store: where to.
         handles: makes the handles of delayed and half messages.
-        delayed: counts delayed messages.
+        delayed: counts delayed messages, and knows the longest delay.
         keys: knows the pending message of each key.
         transactions: counts half messages.
         sent_ids: knows the messages that are repeated.
         options: maximum size of a body.
-        timer: longest delay.
         traces: makes spans of what is stored or refused; None without tracing.
     """
 
@@ -111,7 +109,6 @@ class Sender:
         transactions: Transactions,
         sent_ids: SentIds,
         options: PopOptions,
-        timer: TimerOptions,
         traces: PopTraces | None = None,
     ) -> None:
         self._store = store
@@ -121,8 +118,6 @@ class Sender:
         self._transactions = transactions
         self._sent_ids = sent_ids
         self._bytes_max = options.message_bytes_max
-        self._delay_ms_max = timer.delay_ms_max
-        self._window_ms = options.deduplication_ms
         self._traces = traces
         self.sent = 0
         """Messages that were stored since the node started, with those that `pop.grpc.sends` stores by itself."""
@@ -202,9 +197,9 @@ class Sender:
         if first is None:
             if age_ms and not self._sent_ids.remembers(topic, age_ms):
                 detail = (
-                    f"the message was sent first {age_ms} ms ago, and ids of that time are forgotten (pop.deduplication "
-                    f"is {format_duration(self._window_ms)}), so the node can't know whether it stored the message then; it "
-                    "stores nothing now"
+                    f"the message was sent first {age_ms} ms ago, and ids of that time are forgotten (pop.deduplication is "
+                    f"{format_duration(self._sent_ids.window_ms)}), so the node can't know whether it stored the message then; "
+                    "it stores nothing now"
                 )
                 raise SendRefused(Refusal.DEDUPLICATION_WINDOW_PASSED, detail)
             return None
@@ -253,18 +248,18 @@ class Sender:
         if data is None:
             return None
         record = decode(data, position=position, verify=False)
-        now_ms, about = self._store.now_ms(), decode_properties(record.properties)
-        due_ms = max(deliver_at_ms, now_ms + 1)
-        if deliver_at_ms < 0 or due_ms - now_ms > self._delay_ms_max or 0 < about.expires_at_ms <= due_ms:
+        now_ms, properties = self._store.now_ms(), decode_properties(record.properties)
+        due_ms, delay_ms_max = max(deliver_at_ms, now_ms + 1), self._delayed.delay_ms_max
+        if deliver_at_ms < 0 or due_ms - now_ms > delay_ms_max or 0 < properties.expires_at_ms <= due_ms:
             raise SendRefused(
                 Refusal.INVALID_DELIVERY_TIME,
-                f"deliver_at_ms is {deliver_at_ms}: give ms since 1970, at most {self._delay_ms_max} ms after the present time "
+                f"deliver_at_ms is {deliver_at_ms}: give ms since 1970, at most {delay_ms_max} ms after the present time "
                 f"({now_ms}), and before the message expires",
             )
-        about = about._replace(deliver_at_ms=due_ms, replaces=position, session="", packet_id=0)
+        properties = properties._replace(deliver_at_ms=due_ms, replaces=position, session="", packet_id=0)
         flags = record.flags & ~int(Flag.SESSION | Flag.DELAYED)
         route = self._store.router.route(record.topic, causer)
-        return self._store_delayed(route, record.body, about, Causer.from_row(about.by), flags)
+        return self._store_delayed(route, record.body, properties, Causer.from_row(properties.by), flags)
 
     def _store_half(self, route: Route, body: bytes, properties: Properties, causer: Causer, flags: int) -> StoredMessage:
         if properties.deliver_at_ms:
@@ -282,10 +277,11 @@ class Sender:
         """Return the properties as they are stored: `deliver_at_ms` is 0 if it is not in the future."""
         check_properties(properties)
         due_ms, now_ms = properties.deliver_at_ms, self._store.now_ms()
-        if due_ms < 0 or due_ms - now_ms > self._delay_ms_max:
+        delay_ms_max = self._delayed.delay_ms_max
+        if due_ms < 0 or due_ms - now_ms > delay_ms_max:
             raise SendRefused(
                 Refusal.INVALID_DELIVERY_TIME,
-                f"deliver_at_ms is {due_ms}: give ms since 1970, at most {self._delay_ms_max} ms after the present time "
+                f"deliver_at_ms is {due_ms}: give ms since 1970, at most {delay_ms_max} ms after the present time "
                 f"({now_ms}), or 0 for at once",
             )
         if properties.timer_key:

@@ -45,7 +45,7 @@ assert _ROW.size == _SENT.size - _POSITION_BYTES + _TOPIC_BYTES.size
 
 
 def digest_of(body: bytes) -> bytes:
-    """Return what tells whether two bodies are the same."""
+    """Return the digest of a body, which tells whether two bodies are the same."""
     return blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -90,7 +90,8 @@ class SentIds:
 
     def __init__(self, store: Store, options: PopOptions) -> None:
         self._store = store
-        self._window_ms = options.deduplication_ms
+        self.window_ms = options.deduplication_ms
+        """How long an id is remembered, in ms."""
         self._topic_max = options.deduplication_topic_ids_max
         self._all_max = options.deduplication_ids_max
         self._topics: dict[bytes, OrderedDict[bytes, bytes]] = {}
@@ -111,12 +112,12 @@ class SentIds:
         packed = window.get(sent_id.encode()) if window is not None else None
         if packed is None:
             return None
-        found = SentMessage(*_SENT.unpack(packed))
-        return None if self._is_over(found.stored_ms, self._store.now_ms()) else found
+        message = SentMessage(*_SENT.unpack(packed))
+        return None if self._is_over(message.stored_ms, self._store.now_ms()) else message
 
     def remembers(self, topic: bytes, age_ms: int) -> bool:
         """Return whether all ids that a topic got in the last `age_ms` are remembered."""
-        if age_ms >= self._window_ms:
+        if age_ms >= self.window_ms:
             return False
         window = self._topics.get(topic)
         if window is not None and len(window) >= self._topic_max and self._is_young(next(iter(window.values())), age_ms):
@@ -132,7 +133,7 @@ class SentIds:
         return self._store.steps.now_for(stored_ms, self._store.now_ms()) - stored_ms <= age_ms
 
     def _is_over(self, stored_ms: int, now_ms: int) -> bool:
-        return self._store.steps.now_for(stored_ms, now_ms) - stored_ms >= self._window_ms
+        return self._store.steps.now_for(stored_ms, now_ms) - stored_ms >= self.window_ms
 
     # --- the part of the store --------------------------------------------------------------------------------------
 
@@ -189,11 +190,11 @@ class SentIds:
     def save(self, batch: Batch) -> None:
         for position in self._changed:
             key = _KEY.pack(KeySpace.SENT_ID, position)
-            found = self._order.get(position)
-            if found is None:
+            topic_and_id = self._order.get(position)
+            if topic_and_id is None:
                 batch.delete(key)
                 continue
-            topic, sent_id = found
+            topic, sent_id = topic_and_id
             batch.put(key, _row(self._topics[topic][sent_id], topic, sent_id))
         self._changed.clear()
 

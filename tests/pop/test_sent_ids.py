@@ -32,7 +32,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 def send(parts: Parts, sent_id: str, body: bytes = b"x", *, topic: str = TOPIC, age_ms: int = 0) -> StoredMessage:
     parts_of_sender = (parts.handles, parts.delayed, parts.timer_keys, parts.transactions, parts.sent_ids)
-    sender = Sender(parts.store, *parts_of_sender, *parts.options[:2])
+    sender = Sender(parts.store, *parts_of_sender, parts.options[0])
     stored = sender.store_identified(topic.encode(), body, sent_id, age_ms=age_ms)
     parts.store.commit()
     return stored
@@ -42,7 +42,7 @@ def send(parts: Parts, sent_id: str, body: bytes = b"x", *, topic: str = TOPIC, 
 def test_the_quick_way_stores_what_the_other_stores_and_refuses_the_same(parts: Parts, sent_id: str) -> None:
     def stored(topic: str, *, is_quick: bool) -> tuple[Any, ...] | str:
         parts_of_sender = (parts.handles, parts.delayed, parts.timer_keys, parts.transactions, parts.sent_ids)
-        sender = Sender(parts.store, *parts_of_sender, *parts.options[:2])
+        sender = Sender(parts.store, *parts_of_sender, parts.options[0])
         try:
             if is_quick:
                 position = sender.store_identified(topic.encode(), b"x", sent_id).position

@@ -29,8 +29,9 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 
 def sender_of(parts: Parts) -> Sender:
-    pop, timer, _ = parts.options
-    return Sender(parts.store, parts.handles, parts.delayed, parts.timer_keys, parts.transactions, parts.sent_ids, pop, timer)
+    return Sender(
+        parts.store, parts.handles, parts.delayed, parts.timer_keys, parts.transactions, parts.sent_ids, parts.options[0]
+    )
 
 
 def send(parts: Parts, body: bytes, delay_ms: int, key: str = "k", topic: str = TOPIC) -> StoredMessage:

@@ -295,8 +295,7 @@ class Node(Parts):
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
         core, store, handles, delayed, transactions = self.core, self.store, self.handles, self.delayed, self.transactions
-        pop, timer, _ = self.options
-        sender = Sender(store, handles, delayed, self.timer_keys, transactions, self.sent_ids, pop, timer)
+        sender = Sender(store, handles, delayed, self.timer_keys, transactions, self.sent_ids, self.options[0])
         servicer = PopServicer(core, store, handles, delayed, transactions, sender, self.options[0])
         self.rocketmq = rocketmq_service(core, store, handles, sender, delayed, transactions, self.options[0])
         group_servicer = GroupServicer(core, store)
