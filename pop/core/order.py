@@ -88,11 +88,6 @@ class FifoOrder:
         """Number of parked messages that are known to have returned. One that was suspended may not be among them."""
         return sum(parked.attempts > 0 or parked.level > 0 for parked in self._parked.values())
 
-    @property
-    def locked(self) -> int:
-        """Number of messages that lock their key."""
-        return len(self._locked)
-
     def parked_messages(self) -> list[tuple[int, int]]:
         """Return position and size of the parked messages."""
         return [(parked.position, parked.size) for parked in self._parked.values()]
