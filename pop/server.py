@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -26,16 +25,15 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.front import Front
-from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES, TIMER_RULES
+from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, REFLECTION_RULES, SCHEDULE_RULES, TIMER_RULES
+from penstock.pop.grpc.calls import Calls, Service
 from penstock.pop.grpc.groupservicer import GroupServicer
-from penstock.pop.grpc.malformed import readable
 from penstock.pop.grpc.peersockets import shut_down
 from penstock.pop.grpc.requestbytes import RequestBytes
 from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
-from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.relayed import PLAIN, TLS, RelayedCallers
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
     from penstock.pop.rocketmq.service import MessagingService
 
 logger = structlog.get_logger("pop.server")
-
-SENDS = frozenset({"/penstock.pop.v1.PopService/Send", "/apache.rocketmq.v2.MessagingService/SendMessage"})
-"""The methods whose requests have messages in them, and may be as large as `PopOptions.request_bytes_max`."""
 
 IDENTITY_ONLY = 1
 """The set of compression algorithms that holds only the one that does not compress."""
@@ -85,7 +80,7 @@ class PopServer:
         schedules: serves schedules.
         timers: serves pending delayed messages.
         options: address and TLS files.
-        access: who may do what. If there is none, everybody may do everything.
+        access: who may do what.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
         inherited: a socket that listens already, which replaces `pop.listen`; see `Front`.
         connections_max: the maximum number of open connections; None for `PopOptions.connections_max`.
@@ -99,7 +94,7 @@ class PopServer:
         schedules: ScheduleServicer,
         timers: TimerServicer,
         options: PopOptions,
-        access: AccessControl | None = None,
+        access: AccessControl,
         rocketmq: MessagingService | None = None,
         *,
         inherited: socket.socket | None = None,
@@ -117,10 +112,9 @@ class PopServer:
         """Room for the responses that callers have not read."""
         self.refusals = Refusals()
         """Tells callers that their calls are refused."""
-        rules = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, TIMER_RULES, ROCKETMQ_RULES)
         self._access = access
-        self._guard = CallGuard(access, rules) if access is not None else None
-        if access is not None and rocketmq is not None:
+        self._guard = CallGuard(access)
+        if rocketmq is not None:
             access.on_change.append(self._renew_rights)
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
@@ -143,45 +137,34 @@ class PopServer:
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        served: list[tuple[Any, object]] = [
-            (pb.DESCRIPTOR.services_by_name["PopService"], service),
-            (pb.DESCRIPTOR.services_by_name["GroupService"], groups),
-            (pb.DESCRIPTOR.services_by_name["ScheduleService"], schedules),
-            (pb.DESCRIPTOR.services_by_name["TimerService"], timers),
+        described = pb.DESCRIPTOR.services_by_name
+        served = [
+            Service(described["PopService"], service, POP_RULES),
+            Service(described["GroupService"], groups, GROUP_RULES),
+            Service(described["ScheduleService"], schedules, SCHEDULE_RULES),
+            Service(described["TimerService"], timers, TIMER_RULES),
         ]
         if rocketmq is not None:
             from penstock.pop.rocketmq.stubs import SERVICE
 
-            served.append((SERVICE, rocketmq))
-        names = [descriptor.full_name for descriptor, _ in served]
-        shown = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflected = reflection.aio.ReflectionServicer(shown)  # type: ignore[attr-defined]  # it is there
-        served.append((reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], reflected))
-        self._methods: dict[str, tuple[Any, object]] = {
-            f"/{descriptor.full_name}/{method.name}": (method, servicer)
-            for descriptor, servicer in served
-            for method in descriptor.methods
-        }
+            served.append(Service(SERVICE, rocketmq, ROCKETMQ_RULES, takes_context=True))
+        self._names = ("", *(each.name for each in served))
+        reflected = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]  # it is there
+            (*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME)
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # it is there
-        self._names = ("", *names)
-        about_health = health_pb2.DESCRIPTOR.services_by_name[health.SERVICE_NAME.rpartition(".")[2]]
-        for method in about_health.methods:
-            self._methods[f"/{health.SERVICE_NAME}/{method.name}"] = method, self._health
-        self._server.add_generic_rpc_handlers((_MadeWhenCalled(self._methods, self._made),))
+        served += [
+            Service(
+                reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], reflected, REFLECTION_RULES, takes_context=True
+            ),
+            Service(health_pb2.DESCRIPTOR.services_by_name["Health"], self._health, None, takes_context=True),
+        ]
+        self._server.add_generic_rpc_handlers((Calls(served, self.refusals, self.requests, self.responses, self._guard),))
 
     def _renew_rights(self) -> None:
         """Let the clients of RocketMQ go by the rules that are in force now."""
-        if self._rocketmq is not None and self._access is not None and self._access.policy is not None:
+        if self._rocketmq is not None and self._access.policy is not None:
             self._rocketmq.clients.renew_rights(self._access.policy)
-
-    def _made(self, full_name: str) -> Any:
-        """Return the gRPC handler of a method. Everybody may ask for the health."""
-        method, servicer = self._methods[full_name]
-        handler = _handler(method, servicer)
-        if self._guard is not None and servicer is not self._health:
-            handler = self._guard.guarded(full_name, handler)
-        bounded = self.responses.bounded(readable(full_name, handler))
-        return self.refusals.told(self.requests.bounded(bounded, is_send=full_name in SENDS))
 
     async def _shut_down(self, peers: Collection[str]) -> None:
         await shut_down(peers, self._port)
@@ -270,7 +253,7 @@ class PopServer:
 
     def disconnect(self, kind: Kind, name: str) -> int:
         """End the calls and streams of a user, a RocketMQ client id, or an address or network; return how many there were."""
-        return self._guard.disconnect(kind, name) if self._guard is not None else 0
+        return self._guard.disconnect(kind, name)
 
     async def stop(self) -> None:
         """Accept no more calls, let those under way end, and close the listener."""
@@ -309,40 +292,3 @@ def rocketmq_service(
         logger.info("rocketmq.off", why=f"rocketmq-python-client is not installed: {install_hint('rocketmq')}")
         return None
     return MessagingService(core, store, handles, sender, delayed, transactions, options)
-
-
-class _MadeWhenCalled(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none
-    """Finds the handlers of methods. A handler is made at the first call: of the fifty that a node has, most of them never are.
-
-    Parameters:
-        names: the full names of all methods.
-        make: makes the handler of a method.
-    """
-
-    def __init__(self, names: Collection[str], make: Callable[[str], Any]) -> None:
-        self._names = names
-        self._make = make
-        self._made: dict[str, Any] = {}
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a call; None if there is no such method."""
-        name = handler_call_details.method
-        handler = self._made.get(name)
-        if handler is None and name in self._names:
-            handler = self._made[name] = self._make(name)
-        return handler
-
-
-def _handler(method: Any, servicer: object) -> Any:
-    """Return the gRPC handler of a method. The servicer may return messages, or their bytes."""
-    kinds = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    make = kinds[method.client_streaming, method.server_streaming]
-    return make(
-        getattr(servicer, method.name),
-        request_deserializer=GetMessageClass(method.input_type).FromString,
-        response_serializer=serialize,
-    )

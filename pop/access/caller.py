@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
@@ -18,51 +17,41 @@ from penstock.store.space.causer import NODE, Causer, source_of
 from penstock.store.store import Store
 from penstock.tracing.context import TRACEPARENT, TRACEPARENT_FORM, TRACESTATE, TRACESTATE_CHARS_MAX
 
+if TYPE_CHECKING:
+    from penstock.pop.access.livecalls import LiveCall
+    from penstock.pop.grpc.calls import Context
+
 CALLER: ContextVar[Rights | None] = ContextVar("caller", default=None)
 """The rights of the caller whose call is being served; None where access is not restricted. gRPC serves each call in a task of
 its own, so this is the call's own context."""
 
 
-class ServedCall(Protocol):
-    """What gRPC knows of a call."""
-
-    def peer(self) -> str:
-        """Return the address of the caller, such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
-        ...
-
-
-class ServedCallWithMetadata(ServedCall, Protocol):
-    """A call, and the metadata that came with it."""
-
-    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
-        """Return the metadata of the call."""
-        ...
-
-
 _TRACE_KEYS: Final = (TRACEPARENT, TRACESTATE)
 
-_SERVED: ContextVar[ServedCallWithMetadata | None] = ContextVar("served", default=None)
+_SERVED: ContextVar[Context | None] = ContextVar("served", default=None)
 
 _PEER: ContextVar[str] = ContextVar("peer", default="")
 """The peer of the call that is being served; empty outside of a call that gRPC serves."""
 
 
-def note_peer(context: ServedCall) -> None:
-    """Note the peer of the call that begins. gRPC crashes when it is asked for the peer of a call that has ended."""
+def note_call(context: Context) -> None:
+    """Note that the call of this context is being served, and its peer.
+
+    gRPC crashes when it is asked for the peer of a call that has ended.
+    """
+    _SERVED.set(context)
     _PEER.set(context.peer())
 
 
-def peer_of(context: ServedCall) -> str:
-    """Return the address of the caller of the present call, as gRPC names it: see `ServedCall.peer`."""
+def peer_of(context: Context) -> str:
+    """Return the address of the caller of the present call, as gRPC names it.
+
+    Examples are `ipv4:127.0.0.1:4711` and `ipv6:%5B::1%5D:4711`.
+    """
     return _PEER.get() or context.peer()
 
 
-def note_call(context: ServedCallWithMetadata) -> None:
-    """Note that the call of this context is being served. Every method that may create something calls it first."""
-    _SERVED.set(context)
-
-
-def address_of(context: ServedCall) -> str:
+def address_of(context: Context) -> str:
     """Return the IP address of a caller.
 
     A connection that came through `pop.front` has it in the name of its socket: `unix-abstract:penstock-TOKEN:127.0.0.1:4711`.
@@ -100,23 +89,8 @@ def trace_of_call() -> dict[str, str]:
     return found
 
 
-class GuardedCall:
-    """What the guard looks at again when access control changes, as long as a call goes on.
-
-    Parameters:
-        needs: the actions that the call needs, each with the topic, filter or group that it is about.
-    """
-
-    __slots__ = ("needs", "rights")
-
-    def __init__(self, needs: Iterable[tuple[str, str]] = ()) -> None:
-        self.needs: dict[tuple[str, str], None] = dict.fromkeys(needs)
-        self.rights: Rights | None = None
-        """What the caller may do since access control has changed; None if it has not, or where access is not restricted."""
-
-
-GUARDED: ContextVar[GuardedCall | None] = ContextVar("guarded", default=None)
-"""The call that is being served; None where access is not controlled."""
+GUARDED: ContextVar[LiveCall | None] = ContextVar("guarded", default=None)
+"""The call that is being served; None outside of a call whose access is controlled."""
 
 
 class AccessDenied(PopError):

@@ -1,7 +1,4 @@
-"""Finds out who calls, and whether they may, before a call is served.
-
-The guard wraps the methods of the services. An interceptor of gRPC would do the same, but costs each call some 0.1 ms.
-"""
+"""Finds out who calls, and whether they may, before a call is served."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
-import grpc.aio
 
 from penstock.access.bans import Bans, Kind, concerns
 from penstock.access.control import AccessControl
@@ -21,10 +17,14 @@ from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
 from penstock.pop.access.auditedcall import About, AuditedCall
-from penstock.pop.access.caller import CALLER, GUARDED, AccessDenied, GuardedCall, address_of, check_rights
+from penstock.pop.access.caller import CALLER, GUARDED, AccessDenied, address_of, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.errors import PopError
+from penstock.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from penstock.pop.grpc.calls import Call, Context, Serve
 
 RIGHTS_REMEMBERED: Final = 10_000
 """Callers whose rights a guard remembers. It forgets all of them when it reaches this number."""
@@ -34,52 +34,37 @@ CLIENT_ID: Final = "x-mq-client-id"
 
 _NOBODY: Final = AccessPolicy()
 
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Need: TypeAlias = tuple[str, str]
 """What a call needs: an action, and the topic, filter or group that it is about. An empty group means all groups."""
 Needs: TypeAlias = Callable[[Any], Iterator[Need]]
 """Yields what a request needs."""
 Refuse: TypeAlias = Callable[[Exception], CallRefused]
-"""Returns what ends a call that is not allowed."""
+"""Returns what ends a call that fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRules:
-    """What the methods of a service need, and how the service refuses a call.
+    """What the methods of a service need, and how the service tells errors.
 
     Parameters:
         prefix: what the full names of its methods begin with.
         needs: the needs of a request, by the name of its method. A method that is not in here needs a principal only.
-        refuse: returns what ends a call that is not allowed.
+        refuse: returns what ends a call that fails.
         changes: the methods that change what others rely on; each returns what a request is to change, for the audit log. The
             code of the method calls `note_change` when that is done.
+        errors: that `refuse` takes. Others are defects of the node, which gRPC logs.
     """
 
     prefix: str
     needs: Mapping[str, Needs]
     refuse: Refuse
     changes: Mapping[str, Callable[[Any], About]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Method:
-    """What the guard knows of a method: see `ServiceRules`."""
-
-    name: str
-    needs: Needs
-    refuse: Refuse
-    changes: Callable[[Any], About] | None = None
+    errors: tuple[type[Exception], ...] = (PopError, StoreError)
 
 
 def no_needs(_request: Any) -> Iterator[Need]:
     """Yield nothing: the call needs a principal only, or the method checks by itself what its handles are about."""
     return iter(())
-
-
-def refuse_by_status(error: Exception) -> CallRefused:
-    """Return what ends a call with the gRPC status of the error."""
-    status = error.status if isinstance(error, AccessDenied) else grpc.StatusCode.INVALID_ARGUMENT
-    return CallRefused(status, str(error))
 
 
 class CallGuard:
@@ -90,87 +75,44 @@ class CallGuard:
 
     Parameters:
         access: decides, and keeps the audit log.
-        rules: of the services. Methods of other services need a principal only.
     """
 
-    def __init__(self, access: AccessControl, rules: Iterable[ServiceRules]) -> None:
+    def __init__(self, access: AccessControl) -> None:
         self._access = access
-        self._rules = tuple(rules)
         self._rights: dict[Subject, Rights] = {}
-        self._live = LiveCalls()
+        self._live = LiveCalls(self._check_again, lambda live: self._subject(live.context))
         access.on_change.append(self._changed)
 
-    def guarded(self, full_name: str, handler: Any) -> Any:
-        """Return the gRPC handler of a method, such as `/penstock.pop.v1.PopService/Pop`, that asks before it serves a call."""
-        method = self._method(full_name)
-        if handler.request_streaming:
-            return handler._replace(stream_stream=self._stream_stream(handler.stream_stream, method))
-        if handler.response_streaming:
-            return handler._replace(unary_stream=self._unary_stream(handler.unary_stream, method))
-        return handler._replace(unary_unary=self._unary_unary(handler.unary_unary, method))
+    async def admit(self, serve: Serve, call: Call) -> Any:
+        """Serve a call if its caller may make it, and as long as that is so: a stage of `Calls`.
 
-    def _method(self, full_name: str) -> _Method:
-        for rules in self._rules:
-            if full_name.startswith(rules.prefix):
-                name = full_name.removeprefix(rules.prefix)
-                return _Method(name, rules.needs.get(name, no_needs), rules.refuse, rules.changes.get(name))
-        return _Method(full_name, no_needs, refuse_by_status)
+        The audit log gets the errors of this stage and of the method. Raises AccessDenied.
+        """
+        method, context, request = call.method, call.context, call.request
+        assert method.rules is not None
+        about = method.rules.changes.get(method.name)
+        asked = partial(about, request) if about is not None else None
+        with AuditedCall(self._access.audit, method.name, partial(self._caller, context), asked):
+            needs = method.rules.needs.get(method.name, no_needs)
+            if method.has_request_stream:
+                live = LiveCall(context)
+                call.request = self._permitted(request, needs, live)
+            else:
+                live = LiveCall(context, self._needs(needs, request))
+            GUARDED.set(live)
+            ends_ms = self._check(context, live.needs)
+            if method.has_response_stream:
+                call.write = live.while_allowed(call.write)
+            ends_s = max((ends_ms - self._access.now_ms()) / 1000, 0.0) if ends_ms is not None else None
+            return await self._live.run(live, serve(call), ends_s)
 
-    def _unary_unary(self, serve: Any, method: _Method) -> Any:
-        async def checked(request: Any, context: Context) -> Any:
-            with self._audited(context, method, request):
-                try:
-                    guarded = GuardedCall(self._needs(method, request))
-                    GUARDED.set(guarded)
-                    ends_ms = self._check(context, guarded.needs)
-                    call = LiveCall(lambda: self._check_again(context, guarded), lambda: self._subject(context))
-                    return await self._live.run(call, serve(request, context), self._seconds_to(ends_ms))
-                except PopError as error:
-                    raise method.refuse(error) from error
-
-        return checked
-
-    def _unary_stream(self, serve: Any, method: _Method) -> Any:
-        async def checked(request: Any, context: Context) -> AsyncIterator[Any]:
-            with self._audited(context, method, request):
-                try:
-                    guarded = GuardedCall(self._needs(method, request))
-                    GUARDED.set(guarded)
-                    ends_ms = self._check(context, guarded.needs)
-                    call = LiveCall(lambda: self._check_again(context, guarded), lambda: self._subject(context))
-                    async for response in self._live.serve(call, serve(request, context), self._seconds_to(ends_ms)):
-                        yield response
-                except PopError as error:
-                    raise method.refuse(error) from error
-
-        return checked
-
-    def _stream_stream(self, serve: Any, method: _Method) -> Any:
-        async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            guarded = GuardedCall()
-            GUARDED.set(guarded)
-            call = LiveCall(lambda: self._check_again(context, guarded), lambda: self._subject(context))
-
-            async def permitted() -> AsyncIterator[Any]:
-                async for request in requests:
-                    found = self._needs(method, request)
-                    self._check(context, found)
-                    guarded.needs.update(dict.fromkeys(found))
-                    yield request
-
-            with self._audited(context, method, None):
-                try:
-                    ends_ms = self._check(context, ())
-                    async for response in self._live.serve(call, serve(permitted(), context), self._seconds_to(ends_ms)):
-                        yield response
-                except PopError as error:
-                    raise method.refuse(error) from error
-
-        return checked
-
-    def _audited(self, context: Context, method: _Method, request: Any) -> AuditedCall:
-        about = partial(method.changes, request) if method.changes is not None else None
-        return AuditedCall(self._access.audit, method.name, partial(self._caller, context), about)
+    async def _permitted(self, requests: AsyncIterator[Any], needs_of: Needs, live: LiveCall) -> AsyncIterator[Any]:
+        """Yield the requests of a stream, each of which may need more. Raises AccessDenied."""
+        async for request in requests:
+            needs = self._needs(needs_of, request)
+            self._check(live.context, needs)
+            live.needs.update(dict.fromkeys(needs))
+            yield request
 
     def disconnect(self, kind: Kind, name: str) -> int:
         """End the calls of a user, of a RocketMQ client id, or from an address or network; return how many there were."""
@@ -181,11 +123,8 @@ class CallGuard:
         self._rights.clear()
         self._live.check()
 
-    def _needs(self, method: _Method, request: Any) -> tuple[Need, ...]:
-        return tuple(method.needs(request)) if self._access.policy is not None else ()
-
-    def _seconds_to(self, ends_ms: int | None) -> float | None:
-        return max((ends_ms - self._access.now_ms()) / 1000, 0.0) if ends_ms is not None else None
+    def _needs(self, needs_of: Needs, request: Any) -> tuple[Need, ...]:
+        return tuple(needs_of(request)) if self._access.policy is not None else ()
 
     # --- one call ---------------------------------------------------------------------------------------------------
 
@@ -227,17 +166,17 @@ class CallGuard:
             check_rights(rights, action, name)
         return identity.expires_ms
 
-    def _check_again(self, context: Context, call: GuardedCall) -> None:
+    def _check_again(self, live: LiveCall) -> None:
         """Check a call that goes on as `_check` does, and note what its caller may do now.
 
         That happens in a context of its own, because the present one is that of whoever has changed access control.
         """
 
         def check() -> Rights | None:
-            self._check(context, call.needs)
+            self._check(live.context, live.needs)
             return CALLER.get()
 
-        call.rights = copy_context().run(check)
+        live.rights = copy_context().run(check)
 
     def _subject(self, context: Context) -> Subject:
         """Return who calls, as bans and operators name callers. Raises AccessDenied if nobody can tell now."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
 
-from penstock.pop.access.caller import address_of, note_peer
+from penstock.pop.access.caller import address_of
 from penstock.store.space.causer import source_of
+
+if TYPE_CHECKING:
+    from penstock.pop.grpc.calls import Call, Serve
 
 AT_ONCE: Final = 100
 """Refusals that a source gets without waiting, if it had none for some time."""
@@ -59,14 +60,21 @@ class Refusals:
         self.delayed = 0
         """Refusals that had to wait."""
 
-    def told(self, handler: Any) -> Any:
-        """Return the gRPC handler of a method that tells its callers of refusals.
+    async def tell(self, serve: Serve, call: Call) -> Any:
+        """Serve a call, and tell its caller if it is refused: a stage of `Calls`.
 
-        Whatever the call holds, such as room for its request, must be given back before the error reaches this handler.
+        Whatever the call holds, such as room for its request, must be given back before the error reaches this stage.
         """
-        if handler.response_streaming:
-            return handler._replace(stream_stream=self._stream_stream(handler.stream_stream))
-        return handler._replace(stream_unary=self._stream_unary(handler.stream_unary))
+        write = call.write  # as gRPC has it, without what later stages do with responses
+        try:
+            return await serve(call)
+        except CallRefused as error:
+            refusal = _alone(error)
+        response = await self._response(refusal, call.context)
+        if not call.method.has_response_stream:
+            return response
+        await write(response)
+        return None
 
     def wait_s(self, source: str, now_s: float) -> float:
         """Count a refusal of a source; return the seconds that it must wait."""
@@ -77,32 +85,7 @@ class Refusals:
             self._paid_s.popitem(last=False)
         return min(max(wait_s, 0.0), WAIT_S_MAX)
 
-    def _stream_unary(self, serve: Any) -> Any:
-        async def called(requests: Any, context: Any) -> Any:
-            note_peer(context)
-            try:
-                return await serve(requests, context)
-            except CallRefused as error:
-                refusal = _alone(error)
-            return await self._tell(refusal, context)
-
-        return called
-
-    def _stream_stream(self, serve: Any) -> Any:
-        async def called(requests: Any, context: Any) -> AsyncIterator[Any]:
-            note_peer(context)
-            try:
-                async with aclosing(serve(requests, context)) as responses:
-                    async for response in responses:
-                        yield response
-                return
-            except CallRefused as error:
-                refusal = _alone(error)
-            yield await self._tell(refusal, context)
-
-        return called
-
-    async def _tell(self, refusal: CallRefused, context: Any) -> Any:
+    async def _response(self, refusal: CallRefused, context: Any) -> Any:
         """Return the response of a refused call, or end it with a status, when it is its turn."""
         wait_s = self.wait_s(source_of(address_of(context)), asyncio.get_running_loop().time())
         if wait_s > 0 and self._waiting < WAITING_MAX:

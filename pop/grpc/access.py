@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock.access.actions import ADMIN, CONSUME, POP, SEND
 from penstock.pop.access.auditedcall import About
-from penstock.pop.access.callguard import Need, ServiceRules, no_needs, refuse_by_status
+from penstock.pop.access.callguard import Need, ServiceRules, no_needs
+from penstock.pop.grpc.status import refusal
 
 
 def _send(request: Any) -> Iterator[Need]:
@@ -92,7 +93,7 @@ POP_RULES = ServiceRules(
         "PollTransactions": no_needs,
         "ListTransactions": _admin_all,
     },
-    refuse_by_status,
+    refusal,
     {"Recall": _recall},
 )
 """Each method of PopService is in here; a test holds the table to the service's descriptor."""
@@ -110,7 +111,7 @@ GROUP_RULES = ServiceRules(
         "PurgeDeadLetters": _admin,
         "Redrive": _admin,
     },
-    refuse_by_status,
+    refusal,
     dict.fromkeys(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "PurgeDeadLetters", "Redrive"), _group),
 )
 """Each method of GroupService is in here; a test holds the table to the service's descriptor."""
@@ -127,7 +128,7 @@ SCHEDULE_RULES = ServiceRules(
         "RunSchedule": no_needs,
         "DeleteSchedule": no_needs,
     },
-    refuse_by_status,
+    refusal,
     dict.fromkeys(("PauseSchedule", "ResumeSchedule", "RunSchedule", "DeleteSchedule"), _schedule)
     | {"CreateSchedule": _new_schedule},
 )
@@ -144,7 +145,10 @@ TIMER_RULES = ServiceRules(
         "CancelTimers": no_needs,
         "CountTimers": _admin_all,
     },
-    refuse_by_status,
+    refusal,
     {"CancelTimer": _timer, "RescheduleTimer": _rescheduled_timer, "CancelTimers": _timers},
 )
 """Each method of TimerService is in here; a test holds the table to the service's descriptor."""
+
+REFLECTION_RULES = ServiceRules("", {}, refusal)
+"""Whoever wants to know the services must be known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
 from penstock.pop.grpc.requests import check_count
-from penstock.pop.grpc.status import ACK_STATUS, with_status
+from penstock.pop.grpc.status import ACK_STATUS
 from penstock.pop.grpc.wire import STATUS_OK, statuses
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.store import Store
@@ -23,7 +23,6 @@ class AckMethods:
         self._core = core
         self._store = store
 
-    @with_status
     async def Ack(self, request: pb.AckRequest) -> bytes:
         check_count("acknowledge handles", request.handles)
         outcomes = self._core.deliveries.ack(request.group, list(request.handles))
@@ -32,14 +31,12 @@ class AckMethods:
             return STATUS_OK * len(outcomes)
         return statuses([ACK_STATUS[outcome] for outcome in outcomes])
 
-    @with_status
     async def DeadLetter(self, request: pb.AckRequest) -> bytes:
         check_count("dead-letter handles", request.handles)
         outcomes = self._core.deliveries.dead_letter(request.group, list(request.handles), request.reason)
         await self._store.durable()
         return statuses([ACK_STATUS[outcome] for outcome in outcomes])
 
-    @with_status
     async def ChangeInvisible(self, request: pb.ChangeInvisibleRequest) -> pb.ChangeInvisibleResponse:
         check_count("change handles", request.changes)
         changes = [

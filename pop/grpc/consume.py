@@ -6,22 +6,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from penstock.pop.access.caller import causer_of_call, note_call
+from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deliveries import VisibilityChange
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.pops import PopResult
 from penstock.pop.core.selection import RESPONSE_BYTES
-from penstock.pop.errors import PopError, RequestInvalid
+from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED_STEP, AckReport, ConsumeStream
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
-from penstock.pop.grpc.responsebytes import kept_by_call
+from penstock.pop.grpc.responsebytes import bytes_of_stream
 from penstock.pop.grpc.responses import PopResponses
-from penstock.pop.grpc.status import ACK_STATUS, Context, refusal
+from penstock.pop.grpc.status import ACK_STATUS
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.errors import StoreError
 from penstock.store.store import Store
 
 
@@ -44,35 +43,31 @@ class ConsumeMethods:
         self._responses = responses
         self._options = options
 
-    async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest], context: Context) -> AsyncGenerator[bytes, None]:
+    async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest]) -> AsyncGenerator[bytes, None]:
         stream: ConsumeStream | None = None
         give_back, is_broken = False, True
         reader: asyncio.Task[None] | None = None
-        note_call(context)
         try:
-            try:
-                first = await anext(aiter(requests), None)
-                if first is None or not first.HasField("open"):
-                    raise RequestInvalid("the first request of a Consume stream must have 'open'")
-                stream = self._open(first.open)
-                give_back = first.open.give_back
-                _apply(stream, first)
-                stream.pop_more()
-                reader = asyncio.create_task(_read(requests, stream))
-                reader.add_done_callback(lambda _: stream.wake.set())
-                while not reader.done() and stream.failure is None:
-                    await stream.wake.wait()
-                    stream.wake.clear()
-                    while stream.outbox:
-                        data, count = self._join(stream.outbox)
-                        yield data
-                        for _ in range(count):
-                            stream.sent()  # only after the write: what a broken stream didn't write is requeued
-                if stream.failure is not None:
-                    raise stream.failure
-                reader.result()
-            except (PopError, StoreError) as error:
-                raise refusal(error) from error
+            first = await anext(aiter(requests), None)
+            if first is None or not first.HasField("open"):
+                raise RequestInvalid("the first request of a Consume stream must have 'open'")
+            stream = self._open(first.open)
+            give_back = first.open.give_back
+            _apply(stream, first)
+            stream.pop_more()
+            reader = asyncio.create_task(_read(requests, stream))
+            reader.add_done_callback(lambda _: stream.wake.set())
+            while not reader.done() and stream.failure is None:
+                await stream.wake.wait()
+                stream.wake.clear()
+                while stream.outbox:
+                    data, count = self._join(stream.outbox)
+                    yield data
+                    for _ in range(count):
+                        stream.sent()  # only after the write: what a broken stream didn't write is requeued
+            if stream.failure is not None:
+                raise stream.failure
+            reader.result()
             # The client has closed its side. It hears what came of its last acknowledgements when they are durable.
             await self._store.durable()
             while stream.outbox:
@@ -105,7 +100,7 @@ class ConsumeMethods:
             batch_max=min(batch_max, options.messages_max),
             invisible_ms=asked_ms or group.invisible_ms,
             caller=causer,
-            kept=kept_by_call(),
+            stream_bytes=bytes_of_stream(),
         )
 
     def _join(self, outbox: deque[PopResult | AckReport]) -> tuple[bytes, int]:

@@ -21,7 +21,7 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.polls import Poll
 from penstock.pop.core.pops import PopResult
 from penstock.pop.errors import PopError
-from penstock.pop.grpc.responsebytes import Kept
+from penstock.pop.grpc.responsebytes import StreamBytes
 
 CREDITS_DEFAULT = 1024
 CREDITS_MAX = 1_000_000
@@ -70,7 +70,7 @@ class ConsumeStream:
         batch_max: messages popped at a time.
         invisible_ms: how long each message is invisible.
         caller: whose stream it is, see `Unsynced`.
-        kept: is told how many bytes the stream keeps.
+        stream_bytes: is told how many bytes the stream keeps.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class ConsumeStream:
         batch_max: int,
         invisible_ms: int,
         caller: Hashable | None = None,
-        kept: Kept | None = None,
+        stream_bytes: StreamBytes | None = None,
     ) -> None:
         self._core = core
-        self._kept = kept
+        self._stream_bytes = stream_bytes
         self._stated = 0
-        """Bytes that `kept` was told last."""
+        """Bytes that `stream_bytes` was told last."""
         self._unsynced = core.unsynced
         self._caller = caller
         self._polls = core.polls
@@ -201,9 +201,9 @@ class ConsumeStream:
 
     def _change_unsent(self, change: int) -> None:
         self._unsent += change
-        if self._kept is not None and abs(self._unsent - self._stated) >= STATED_STEP:
+        if self._stream_bytes is not None and abs(self._unsent - self._stated) >= STATED_STEP:
             self._stated = self._unsent
-            self._kept.resize(self._unsent)
+            self._stream_bytes.resize(self._unsent)
 
     def _put_durable(self, item: PopResult | AckReport) -> None:
         if not self._ended:

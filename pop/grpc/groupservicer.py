@@ -17,7 +17,6 @@ from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, end_of, position_of, start_of
 from penstock.pop.grpc.responses import dead_letter, stored_message
-from penstock.pop.grpc.status import with_status
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.record import decode
 from penstock.store.store import Store
@@ -40,7 +39,6 @@ class GroupServicer:
         self._read = core.read
         self._store = store
 
-    @with_status
     async def CreateGroup(self, request: pb.CreateGroupRequest) -> pb.GroupsResponse:
         settings = changed(DEFAULTS, request.settings)
         start = start_of(request.start, request.start_at_ms)
@@ -49,25 +47,21 @@ class GroupServicer:
         await self._store.durable()
         return self._described([group])
 
-    @with_status
     async def UpdateGroup(self, request: pb.UpdateGroupRequest) -> pb.GroupsResponse:
         with change_noted(self._store):
             groups = self._groups.update(request.group, request.filter, lambda old: changed(old, request.settings))
         await self._store.durable()
         return self._described(groups)
 
-    @with_status
     async def DescribeGroups(self, request: pb.GroupRequest) -> pb.GroupsResponse:
         return self._described(self._groups.find(request.group, request.filter) if request.group else list(self._groups))
 
-    @with_status
     async def DeleteGroup(self, request: pb.GroupRequest) -> pb.DeleteGroupResponse:
         with change_noted(self._store):
             self._groups.delete(request.group, request.filter)
         await self._store.durable()
         return pb.DeleteGroupResponse()
 
-    @with_status
     async def ResetGroup(self, request: pb.ResetGroupRequest) -> pb.GroupsResponse:
         chosen = request.WhichOneof("to")
         to = ResetTo(
@@ -81,7 +75,6 @@ class GroupServicer:
         await self._store.durable()
         return self._described(groups)
 
-    @with_status
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest) -> pb.ListDeadLettersResponse:
         count = min(bounded("dead_letters_max", request.dead_letters_max, DEAD_LETTERS_DEFAULT), DEAD_LETTERS_MAX)
         after = position_of(request.after_message_id) + 1 if request.after_message_id else 0
@@ -92,7 +85,6 @@ class GroupServicer:
             found.append(dead_letter(letter, request.group, self._dead_letters.filter_of(letter), topic))
         return pb.ListDeadLettersResponse(dead_letters=found)
 
-    @with_status
     async def Redrive(self, request: pb.RedriveRequest) -> pb.RedriveResponse:
         check_count("redrive dead letters", request.message_ids, DEAD_LETTERS_MAX)
         positions = [position_of(each) for each in request.message_ids] or None
@@ -101,7 +93,6 @@ class GroupServicer:
         await self._store.durable()
         return pb.RedriveResponse(redriven=redriven)
 
-    @with_status
     async def GetDeadLetter(self, request: pb.GetDeadLetterRequest) -> pb.GetDeadLetterResponse:
         letter = self._dead_letters.find(request.group, position_of(request.message_id))
         if letter is None:
@@ -112,7 +103,6 @@ class GroupServicer:
         message.dead_letter.CopyFrom(dead_letter(letter, request.group, self._dead_letters.filter_of(letter), message.topic))
         return pb.GetDeadLetterResponse(message=message)
 
-    @with_status
     async def PurgeDeadLetters(self, request: pb.RedriveRequest) -> pb.PurgeDeadLettersResponse:
         check_count("purge dead letters", request.message_ids, DEAD_LETTERS_MAX)
         positions = [position_of(each) for each in request.message_ids] or None

@@ -9,7 +9,7 @@ from penstock.pop.core.groups import Groups
 from penstock.pop.core.pops import check_attempt_id
 from penstock.pop.grpc.requests import bounded, check_count, start_of
 from penstock.pop.grpc.responses import PopResponses
-from penstock.pop.grpc.status import ACK_STATUS, with_status
+from penstock.pop.grpc.status import ACK_STATUS
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -34,7 +34,6 @@ class PopMethods:
         self._responses = responses
         self._options = options
 
-    @with_status
     async def Pop(self, request: pb.PopRequest) -> bytes:
         core, options = self._core, self._options
         messages_max = bounded("messages_max", request.messages_max, options.messages_default)

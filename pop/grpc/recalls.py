@@ -7,7 +7,7 @@ from penstock.pop.access.caller import check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import message_id
 from penstock.pop.grpc.requests import check_count
-from penstock.pop.grpc.status import RECALL_STATUS, with_status
+from penstock.pop.grpc.status import RECALL_STATUS
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages, Recalled
@@ -29,7 +29,6 @@ class RecallMethods:
         self._handles = handles
         self._store = store
 
-    @with_status
     async def Recall(self, request: pb.RecallRequest) -> pb.RecallResponse:
         check_count("recall messages", request.recall_handles)
         named = [self._handles.read_recall(handle) for handle in request.recall_handles]

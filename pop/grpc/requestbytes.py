@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
 
 from penstock.pop.access.caller import peer_of
 from penstock.pop.access.refusals import CallRefused
+from penstock.pop.errors import RequestInvalid
 from penstock.store.options import MIB
+
+if TYPE_CHECKING:
+    from penstock.pop.grpc.calls import Call, Serve
 
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # it is there
 """What gRPC returns in place of a request if there is none."""
@@ -102,21 +105,36 @@ class RequestBytes:
         """Bytes that calls have or may need."""
         return self._all_max - self._free
 
-    def bounded(self, handler: Any, *, is_send: bool = False) -> Any:
-        """Return the gRPC handler of a method that reads its requests within these bounds.
+    async def hold(self, serve: Serve, call: Call) -> Any:
+        """Serve a call whose requests are read within these bounds: a stage of `Calls`.
 
-        Args:
-            handler: of the method.
-            is_send: whether its requests have messages in them. Others have less room: see `OTHERS_SHARE`.
+        Raises:
+            CallRefused: as `read`, or there is no request, or it is no message of the method.
         """
-        serialize, deserialize = handler.response_serializer, handler.request_deserializer
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, deserialize), None, serialize)
-        if handler.response_streaming:
-            served = self._unary_stream(handler.unary_stream, deserialize, is_send=is_send)
-            return grpc.stream_stream_rpc_method_handler(served, None, serialize)
-        served = self._unary_unary(handler.unary_unary, deserialize, is_send=is_send)
-        return grpc.stream_unary_rpc_method_handler(served, None, serialize)
+        method = call.method
+        if method.has_request_stream:
+            call.request = self._parsed(call.request, method.parse)
+            return await serve(call)
+        raw = await self.read(call.context, is_send=method.is_send)
+        if raw is EOF:
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+        size = len(raw)
+        try:
+            try:
+                call.request = method.parse(raw)
+            except RequestInvalid as error:
+                raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            del raw
+            return await serve(call)
+        finally:
+            call.request = None  # a call that waits to hear of its refusal keeps nothing of it
+            self.done(size, is_send=method.is_send)
+
+    async def _parsed(self, requests: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+        """Yield the requests of a stream. The method that reads them fails where one is too large, or is no message."""
+        async for raw in requests:
+            self._check_size(len(raw))
+            yield parse(raw)
 
     async def read(self, context: Any, *, is_send: bool) -> Any:
         """Return the bytes of a call's request, for which the caller calls `done`; `EOF` if there is none.
@@ -189,51 +207,6 @@ class RequestBytes:
                 self._free -= self._request_max
                 call.set_result(None)
 
-    def _unary_unary(self, serve: Any, deserialize: Callable[[bytes], Any], *, is_send: bool) -> Any:
-        async def called(_requests: object, context: Any) -> Any:
-            raw = await self.read(context, is_send=is_send)
-            if raw is EOF:
-                raise _without_request()
-            size = len(raw)
-            try:
-                request = deserialize(raw)
-                del raw
-                return await serve(request, context)
-            finally:
-                self.done(size, is_send=is_send)
-
-        return called
-
-    def _unary_stream(self, serve: Any, deserialize: Callable[[bytes], Any], *, is_send: bool) -> Any:
-        async def called(_requests: object, context: Any) -> AsyncIterator[Any]:
-            raw = await self.read(context, is_send=is_send)
-            if raw is EOF:
-                raise _without_request()
-            size = len(raw)
-            try:
-                request = deserialize(raw)
-                del raw
-                async with aclosing(serve(request, context)) as responses:
-                    async for response in responses:
-                        yield response
-            finally:
-                self.done(size, is_send=is_send)
-
-        return called
-
-    def _stream(self, serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
-        async def called(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-            async def checked() -> AsyncIterator[Any]:
-                async for raw in requests:
-                    self._check_size(len(raw))
-                    yield deserialize(raw)
-
-            async with aclosing(serve(checked(), context)) as responses:
-                async for response in responses:
-                    yield response
-
-        return called
-
     async def _wait(self, peer: str) -> None:
         if self._waiting_count >= WAITING_MAX:
             raise self._no_room()
@@ -276,7 +249,3 @@ class RequestBytes:
     def _refusal(self, reason: RefusedFor, message: str) -> RequestRefused:
         self.refused[reason] += 1
         return RequestRefused(message)
-
-
-def _without_request() -> CallRefused:
-    return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Collection, Coroutine
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import grpc
 import structlog
 
-from penstock.pop.access.caller import CALLER, address_of, causer_of_call, peer_of
+from penstock.pop.access.caller import causer_of_call, peer_of
 from penstock.pop.core.polls import Unsynced
 from penstock.pop.grpc.heap import trim
-from penstock.store.space.causer import NODE, Causer, source_of
+from penstock.store.space.causer import NODE, Causer
+
+if TYPE_CHECKING:
+    from penstock.pop.grpc.calls import Call, Serve
 
 logger = structlog.get_logger("pop")
 
@@ -47,7 +48,7 @@ class _Unread:
         self.size = size
 
 
-class Kept:
+class StreamBytes:
     """What a stream of responses keeps for its caller: the response that it sends, and those that come after it.
 
     Parameters:
@@ -76,15 +77,15 @@ class Kept:
             self._unread = self._responses.add(self.caller, self._peer, self.size)
 
 
-_KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)
+_STREAM: ContextVar[StreamBytes | None] = ContextVar("stream", default=None)
 
 
-def kept_by_call() -> Kept | None:
+def bytes_of_stream() -> StreamBytes | None:
     """Return what the present call keeps; None outside of a stream of responses that is served by gRPC."""
-    kept = _KEPT.get()
-    if kept is not None:
-        kept.caller = causer_of_call()
-    return kept
+    stream_bytes = _STREAM.get()
+    if stream_bytes is not None:
+        stream_bytes.caller = causer_of_call()
+    return stream_bytes
 
 
 class ResponseBytes:
@@ -113,16 +114,38 @@ class ResponseBytes:
         self.ended = 0
         """Connections that were closed."""
 
-    def bounded(self, handler: Any) -> Any:
-        """Return the gRPC handler of a method, whose responses count."""
-        deserialize, serialize = handler.request_deserializer, handler.response_serializer
-        if handler.request_streaming:
-            served = self._stream(handler.stream_stream)
-            return grpc.stream_stream_rpc_method_handler(served, deserialize, serialize)
-        if handler.response_streaming:
-            served = self._stream(handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(served, deserialize, serialize)
-        return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary), deserialize, serialize)
+    async def count(self, serve: Serve, call: Call) -> Any:
+        """Serve a call whose responses count: a stage of `Calls`."""
+        if call.method.has_response_stream:
+            return await self._count_stream(serve, call)
+        response = await serve(call)
+        size = _size_of(response)
+        if size >= COUNTED_FROM:
+            unread = self.add(causer_of_call(), peer_of(call.context), size)
+            call.context.add_done_callback(lambda _: self.remove(unread))  # type: ignore[arg-type]  # it gets the context
+        return response
+
+    async def _count_stream(self, serve: Serve, call: Call) -> None:
+        stream_bytes = StreamBytes(self, peer_of(call.context))
+        _STREAM.set(stream_bytes)
+        write = call.write
+
+        async def counted(response: Any) -> None:
+            size = _size_of(response)
+            if stream_bytes.size or size < COUNTED_FROM:
+                await write(response)
+                return
+            unread = self.add(causer_of_call(), peer_of(call.context), size)
+            try:
+                await write(response)
+            finally:
+                self.remove(unread)
+
+        call.write = counted
+        try:
+            await serve(call)
+        finally:
+            stream_bytes.resize(0)
 
     def add(self, caller: Causer, peer: str, size: int) -> _Unread:
         """Count a response, and close the connections for whose responses there is no more room."""
@@ -189,47 +212,6 @@ class ResponseBytes:
         if self.used > self._all_max:
             self._make_room()
 
-    def _unary(self, serve: Any) -> Any:
-        async def called(request: Any, context: Any) -> Any:
-            response = await serve(request, context)
-            size = _size_of(response)
-            if size >= COUNTED_FROM:
-                unread = self.add(_caller_of(context), peer_of(context), size)
-                context.add_done_callback(lambda _: self.remove(unread))
-            return response
-
-        return called
-
-    def _stream(self, serve: Any) -> Any:
-        async def called(request: Any, context: Any) -> AsyncIterator[Any]:
-            kept = Kept(self, peer_of(context))
-            _KEPT.set(kept)
-            try:
-                async with aclosing(serve(request, context)) as responses:
-                    async for response in responses:
-                        with self._during(context, 0 if kept.size else _size_of(response)):
-                            yield response  # returns when gRPC can take the next response
-            finally:
-                kept.resize(0)
-
-        return called
-
-    @contextmanager
-    def _during(self, context: Any, size: int) -> Iterator[None]:
-        if size < COUNTED_FROM:
-            yield
-            return
-        unread = self.add(_caller_of(context), peer_of(context), size)
-        try:
-            yield
-        finally:
-            self.remove(unread)
-
 
 def _size_of(response: Any) -> int:
     return len(response) if isinstance(response, bytes) else int(response.ByteSize())
-
-
-def _caller_of(context: Any) -> Causer:
-    rights = CALLER.get()
-    return Causer.of(rights.subject.user if rights is not None else "", source_of(address_of(context)))

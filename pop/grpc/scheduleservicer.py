@@ -13,7 +13,6 @@ from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted
 from penstock.pop.core.sender import check_properties, message_id
 from penstock.pop.errors import ScheduleExists, ScheduleUnknown
 from penstock.pop.grpc.requests import bounded
-from penstock.pop.grpc.status import with_status
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.properties import Properties
 from penstock.store.store import Store
@@ -59,7 +58,6 @@ class ScheduleServicer:
             finally:
                 await asyncio.sleep(0)
 
-    @with_status
     async def CreateSchedule(self, request: pb.CreateScheduleRequest) -> pb.ScheduleDescription:
         definition = definition_of(request.schedule)
         async with self._own_turn():
@@ -76,12 +74,10 @@ class ScheduleServicer:
         await self._store.durable()
         return answer
 
-    @with_status
     async def DescribeSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
         async with self._own_turn():
             return described(self._named(request.name), with_upcoming=True)
 
-    @with_status
     async def ListSchedules(self, request: pb.ListSchedulesRequest) -> pb.ListSchedulesResponse:
         count = min(bounded("schedules_max", request.schedules_max, SCHEDULES_DEFAULT), SCHEDULES_MAX)
         rights, names = CALLER.get(), self._schedules.names
@@ -98,7 +94,6 @@ class ScheduleServicer:
                         size += schedule.size
         return page
 
-    @with_status
     async def PauseSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
         schedule = self._named(request.name)
         with change_noted(self._store):
@@ -106,7 +101,6 @@ class ScheduleServicer:
         await self._store.durable()
         return described(schedule)
 
-    @with_status
     async def ResumeSchedule(self, request: pb.ScheduleRequest) -> pb.ScheduleDescription:
         async with self._own_turn():
             schedule = self._named(request.name)
@@ -116,7 +110,6 @@ class ScheduleServicer:
         await self._store.durable()
         return answer
 
-    @with_status
     async def RunSchedule(self, request: pb.ScheduleRequest) -> pb.RunScheduleResponse:
         with change_noted(self._store) as about:
             position = self._schedules.run(self._named(request.name))
@@ -124,7 +117,6 @@ class ScheduleServicer:
         await self._store.durable()
         return pb.RunScheduleResponse(message_id=message_id(position))
 
-    @with_status
     async def DeleteSchedule(self, request: pb.ScheduleRequest) -> pb.DeleteScheduleResponse:
         with change_noted(self._store):
             self._schedules.delete(self._named(request.name))

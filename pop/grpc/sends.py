@@ -8,7 +8,7 @@ from itertools import accumulate
 from penstock.pop.access.caller import causer_of_call, trace_of_call
 from penstock.pop.core.sender import PROPERTIES_MAX, Refusal, Sender, SendRefused, StoredMessage, message_id
 from penstock.pop.grpc.requests import check_count
-from penstock.pop.grpc.status import OK, SendCutShort, with_status
+from penstock.pop.grpc.status import OK, SendCutShort
 from penstock.pop.grpc.wire import SENT_PLAIN, sent, sent_plain
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.encoding import field_bytes
@@ -39,7 +39,6 @@ class SendMethods:
         self._sender = sender
         self._message_bytes_max = message_bytes_max
 
-    @with_status
     async def Send(self, request: pb.SendRequest) -> bytes:
         check_count("send messages", request.messages, MESSAGES_PER_SEND_MAX)
         end, causer = self._store.log.end, causer_of_call()

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import wraps
-from typing import Any, TypeAlias, TypeVar
-
 import grpc
-import grpc.aio
 
-from penstock.pop.access.caller import AccessDenied, note_call
+from penstock.pop.access.caller import AccessDenied
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, ScheduleExists, ScheduleUnknown
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.errors import DiskFull, LimitExceeded, StoreError
+from penstock.store.errors import DiskFull, LimitExceeded
 from penstock.timer.delayed import Recalled
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-S = TypeVar("S")
-Q = TypeVar("Q")
-A = TypeVar("A")
 
 OK = pb.Status(code=pb.OK)
 
@@ -62,20 +52,3 @@ def refusal(error: Exception) -> CallRefused:
         return CallRefused(error.status, str(error))
     codes = (code for kind, code in _GRPC_STATUS if isinstance(error, kind))
     return CallRefused(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
-
-
-def with_status(serve: Callable[[S, Q], Awaitable[A]]) -> Callable[[S, Q, Context], Awaitable[A]]:
-    """Make a gRPC method of a function that takes a request and returns a response.
-
-    If the function raises an error of POP or of the store, the whole call ends with the gRPC status of the error.
-    """
-
-    @wraps(serve)
-    async def method(self: S, request: Q, context: Context) -> A:
-        note_call(context)
-        try:
-            return await serve(self, request)
-        except (PopError, StoreError) as error:
-            raise refusal(error) from error
-
-    return method

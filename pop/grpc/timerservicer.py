@@ -11,7 +11,7 @@ from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted, 
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Refusal, Sender, SendRefused, message_id
 from penstock.pop.grpc.requests import bounded
-from penstock.pop.grpc.status import OK, RECALL_STATUS, with_status
+from penstock.pop.grpc.status import OK, RECALL_STATUS
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.properties import decode_properties
 from penstock.store.record import decode
@@ -58,12 +58,10 @@ class TimerServicer:
         self._handles = handles
         self._store = store
 
-    @with_status
     async def FindTimer(self, request: pb.TimerName) -> pb.Timer:
         named = self._named(request)
         return self._described(*named) if isinstance(named, tuple) else pb.Timer(status=named)
 
-    @with_status
     async def CancelTimer(self, request: pb.TimerName) -> pb.Status:
         named = self._named(request)
         if not isinstance(named, tuple):
@@ -77,7 +75,6 @@ class TimerServicer:
         await self._store.durable()
         return RECALL_STATUS[recalled]
 
-    @with_status
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
         named = self._named(request.name)
         if not isinstance(named, tuple):
@@ -99,12 +96,10 @@ class TimerServicer:
         await self._store.durable()
         return timer
 
-    @with_status
     async def ListTimers(self, request: pb.ListTimersRequest) -> pb.ListTimersResponse:
         page = await self._page(request)
         return pb.ListTimersResponse(timers=map(self._timer, page.timers), next_page_token=page.next_token)
 
-    @with_status
     async def CancelTimers(self, request: pb.ListTimersRequest) -> pb.CancelTimersResponse:
         page = await self._page(request)
         cancelled = 0
@@ -130,7 +125,6 @@ class TimerServicer:
             query, request.page_token, count, lambda topic: rights is None or rights.may(SEND, topic)
         )
 
-    @with_status
     async def CountTimers(self, _request: pb.CountTimersRequest) -> pb.TimerCounts:
         pending, due = len(self._delayed), self._delayed.due_counts()
         return pb.TimerCounts(

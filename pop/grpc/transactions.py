@@ -11,7 +11,7 @@ from penstock.pop.core.sender import message_id
 from penstock.pop.core.transactions import HalfMessage, Transactions
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, position_of
-from penstock.pop.grpc.status import END_STATUS, with_status
+from penstock.pop.grpc.status import END_STATUS
 from penstock.pop.grpc.wire import statuses
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.properties import decode_properties
@@ -48,7 +48,6 @@ class TransactionMethods:
         self._read = read
         self._wait_ms_max = wait_ms_max
 
-    @with_status
     async def EndTransactions(self, request: pb.EndTransactionsRequest) -> bytes:
         check_count("end transactions", request.ends)
         for end in request.ends:  # before any of them ends
@@ -66,7 +65,6 @@ class TransactionMethods:
         await self._store.durable()
         return statuses(found)
 
-    @with_status
     async def PollTransactions(self, request: pb.PollTransactionsRequest) -> pb.TransactionsResponse:
         if not request.producer:
             raise RequestInvalid("give the producer whose transactions you poll for")
@@ -75,7 +73,6 @@ class TransactionMethods:
         found = await self._transactions.poll(request.producer, min(count, TRANSACTIONS_MAX), wait_ms, self._may_end)
         return self._response(found)
 
-    @with_status
     async def ListTransactions(self, request: pb.ListTransactionsRequest) -> pb.TransactionsResponse:
         count = min(bounded("transactions_max", request.transactions_max, TRANSACTIONS_MAX), TRANSACTIONS_MAX)
         after = position_of(request.after_message_id) if request.after_message_id else -1

@@ -13,7 +13,7 @@ from penstock.pop.access.caller import CALLER
 from penstock.pop.access.callguard import Need, ServiceRules, no_needs
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.rocketmq.names import filter_of, group_of, lite_filter_of, topic_of_message
-from penstock.pop.rocketmq.status import Refused, code_of, refusal
+from penstock.pop.rocketmq.status import Refused, code_of, detail_of, refusal
 
 
 def _send(request: Any) -> Iterator[Need]:
@@ -63,7 +63,7 @@ def publishable(topics: Iterable[Any]) -> Iterator[str]:
 
 def _refuse(error: Exception) -> CallRefused:
     """Return what ends a call with the response that states the error. The protocol keeps the gRPC status OK."""
-    return CallRefused(response=refusal(code_of(error), str(error)))
+    return CallRefused(response=refusal(code_of(error), detail_of(error)))
 
 
 RULES = ServiceRules(
@@ -89,5 +89,6 @@ RULES = ServiceRules(
     },
     _refuse,
     {"UpdateOffset": _offset, "RecallMessage": _recall},
+    errors=(Exception,),  # `code_of` logs an unforeseen one
 )
 """The table has all methods of the service. A test compares it with the descriptor of the service."""

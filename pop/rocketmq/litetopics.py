@@ -12,7 +12,7 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.pops import PopResult
 from penstock.pop.errors import GroupUnknown
-from penstock.pop.rocketmq.answering import Callers, answered, status
+from penstock.pop.rocketmq.answering import status
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.lite import LiteSubscriptions, quota_exceeded
 from penstock.pop.rocketmq.names import filter_of, group_of, lite_filter_of
@@ -29,7 +29,6 @@ class LiteTopics:
     """Serves SyncLiteSubscription, and polls the lite topics of a client.
 
     Parameters:
-        callers: Finds the client of a call.
         subscriptions: The lite subscriptions of all clients.
         core: Hands out messages.
         groups: Those on the filters of lite topics among them.
@@ -38,19 +37,16 @@ class LiteTopics:
 
     def __init__(
         self,
-        callers: Callers,
         subscriptions: LiteSubscriptions,
         core: PopCore,
         groups: Groups,
         durable: Callable[[], Awaitable[None]],
     ) -> None:
-        self.callers = callers
         self._subscriptions = subscriptions
         self._core = core
         self._groups = groups
         self._durable = durable
 
-    @answered(service_pb.SyncLiteSubscriptionResponse)
     async def SyncLiteSubscription(self, request: Any, client: ConnectedClient) -> Any:
         actions = pb.LiteSubscriptionAction
         name, parent = group_of(request.group), filter_of(request.topic)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from penstock.pop.rocketmq.answering import Callers, answered, status
+from penstock.pop.rocketmq.answering import status
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.expressions import Expressions
 from penstock.pop.rocketmq.leases import Leases
@@ -27,7 +27,6 @@ class Presence:
     """Notes the signs of life of clients, and cleans up after clients that are gone.
 
     Parameters:
-        callers: Finds the client of a call.
         clients: The clients that use the node.
         leases: Deliveries to return from clients that are gone.
         lite: Subscriptions to end of clients that are gone.
@@ -37,14 +36,12 @@ class Presence:
 
     def __init__(
         self,
-        callers: Callers,
         clients: ConnectedClients,
         leases: Leases,
         lite: LiteSubscriptions,
         expressions: Expressions,
         now_ms: Callable[[], int],
     ) -> None:
-        self.callers = callers
         self._clients = clients
         self._leases = leases
         self._lite = lite
@@ -53,15 +50,13 @@ class Presence:
         self._timer: asyncio.TimerHandle | None = None
         self._checked_ms = 0
 
-    @answered(service_pb.HeartbeatResponse)
     async def Heartbeat(self, request: Any, client: ConnectedClient) -> Any:
         client.client_type = check_client_type(request.client_type)
         if request.HasField("group"):
             group_of(request.group)
         return service_pb.HeartbeatResponse(status=status())
 
-    @answered(service_pb.NotifyClientTerminationResponse)
-    async def NotifyClientTermination(self, _request: Any, client: ConnectedClient) -> Any:
+    async def NotifyClientTermination(self, client: ConnectedClient) -> Any:
         client.is_terminated = True
         return service_pb.NotifyClientTerminationResponse(status=status())
 

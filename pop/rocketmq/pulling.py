@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from penstock.access.actions import POP
 from penstock.pop.access.auditedcall import note_change
 from penstock.pop.access.caller import causer_of_call, check_permitted, check_permitted_throughout
-from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.checkpoint import FROM_QUEUE, Entry
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DEAD_LETTERS
@@ -23,10 +22,9 @@ from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.pops import expires_at_ms_of
 from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.errors import GroupUnknown, Overloaded
-from penstock.pop.grpc.responsebytes import kept_by_call
+from penstock.pop.grpc.responsebytes import bytes_of_stream
 from penstock.pop.options import PopOptions
-from penstock.pop.rocketmq.answering import Callers, Context, answered, status, status_of
-from penstock.pop.rocketmq.clients import ConnectedClient
+from penstock.pop.rocketmq.answering import status
 from penstock.pop.rocketmq.messages import message_of
 from penstock.pop.rocketmq.names import dead_letters_group, filter_of, group_of, namespace_of
 from penstock.pop.rocketmq.receiving import wait_ms_of
@@ -57,15 +55,13 @@ class PullConsumers:
     """Serves PullMessage, UpdateOffset, GetOffset and QueryOffset.
 
     Parameters:
-        callers: Finds the client of a call.
         core: Has the groups.
         store: Has the messages.
         options: Bounds and defaults.
         host: Returns the address of this node, which each message names.
     """
 
-    def __init__(self, callers: Callers, core: PopCore, store: Store, options: PopOptions, host: Callable[[], str]) -> None:
-        self.callers = callers
+    def __init__(self, core: PopCore, store: Store, options: PopOptions, host: Callable[[], str]) -> None:
         self._core = core
         self._groups = core.groups
         self._store = store
@@ -74,8 +70,7 @@ class PullConsumers:
         self._host = host
         self._waiting = 0
 
-    @answered(service_pb.QueryOffsetResponse)
-    async def QueryOffset(self, request: Any, _client: ConnectedClient) -> Any:
+    async def QueryOffset(self, request: Any) -> Any:
         topic_filter = filter_of(request.message_queue.topic)
         check_permitted(POP, topic_filter)
         queue = next((group.queue for group in self._groups if group.filter == topic_filter), None)
@@ -99,14 +94,12 @@ class PullConsumers:
             )
         return service_pb.QueryOffsetResponse(status=status(), offset=offset)
 
-    @answered(service_pb.GetOffsetResponse)
-    async def GetOffset(self, request: Any, _client: ConnectedClient) -> Any:
+    async def GetOffset(self, request: Any) -> Any:
         group = self._group(request)
         await self._durable()
         return service_pb.GetOffsetResponse(status=status(), offset=group.cursor)
 
-    @answered(service_pb.UpdateOffsetResponse)
-    async def UpdateOffset(self, request: Any, _client: ConnectedClient) -> Any:
+    async def UpdateOffset(self, request: Any) -> Any:
         group = self._group(request)
         self._store.commit()
         self._check_offset(group.queue, request.offset)
@@ -118,17 +111,15 @@ class PullConsumers:
         await self._durable()
         return service_pb.UpdateOffsetResponse(status=status())
 
-    async def PullMessage(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+    async def PullMessage(self, request: Any, remaining_s: float | None) -> AsyncGenerator[Any, None]:
+        """Yield messages from an offset on. `remaining_s` is the time until the deadline of the call; None if it has none."""
         response = service_pb.PullMessageResponse
-        try:
-            pulled = await self._pull(request, context)
-            await self._durable()
-            messages = self._messages(pulled, request.message_queue.topic)
-        except Exception as error:  # The response states each error. `code_of` logs an unforeseen one.
-            raise CallRefused(response=response(status=status_of(error))) from error
+        pulled = await self._pull(request, remaining_s)
+        await self._durable()
+        messages = self._messages(pulled, request.message_queue.topic)
         if messages:
-            if (kept := kept_by_call()) is not None:
-                kept.resize(pulled.size)
+            if (stream_bytes := bytes_of_stream()) is not None:
+                stream_bytes.resize(pulled.size)
             yield response(status=status())
         else:
             yield response(status=status(Code.MESSAGE_NOT_FOUND, "there is no message from this offset on now"))
@@ -136,9 +127,8 @@ class PullConsumers:
             yield response(message=message)
         yield response(next_offset=pulled.next_offset)
 
-    async def _pull(self, request: Any, context: Context) -> _Pulled:
+    async def _pull(self, request: Any, remaining_s: float | None) -> _Pulled:
         """Return messages from an offset on. Wait for the first one as long as the request says."""
-        self.callers.of(context)
         if request.batch_size <= 0:
             raise Refused(Code.BAD_REQUEST, f"batch_size is {request.batch_size}: ask for at least 1 message")
         group = self._group(request)
@@ -153,7 +143,7 @@ class PullConsumers:
         count = min(request.batch_size, self._options.messages_max)
         caller, unsynced = causer_of_call(), self._core.unsynced
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + wait_ms_of(request, context, self._options) / 1000
+        ends_s = loop.time() + wait_ms_of(request, remaining_s, self._options) / 1000
         arrived = asyncio.Event()
 
         def wake(_queue: LightQueue, _offset: int, _entries: bytes) -> None:

@@ -10,16 +10,15 @@ from typing import Any
 from penstock.access.actions import POP
 from penstock.pop.access.auditedcall import note_change
 from penstock.pop.access.caller import causer_of_call, check_permitted_throughout
-from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.pops import PopResult, check_attempt_id
 from penstock.pop.core.settings import ConsumerGroupSettings
-from penstock.pop.grpc.responsebytes import kept_by_call
+from penstock.pop.grpc.responsebytes import bytes_of_stream
 from penstock.pop.options import PopOptions
-from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
+from penstock.pop.rocketmq.answering import status
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.expressions import Expressions
 from penstock.pop.rocketmq.leases import LEASE_MS, lease_id
@@ -44,7 +43,6 @@ class MessageReceiver:
     """Serves ReceiveMessage.
 
     Parameters:
-        callers: Finds the client of a call.
         core: Hands out messages.
         handles: Makes the handles of deliveries.
         lite: Lite topics, whose messages a poll may ask for.
@@ -57,7 +55,6 @@ class MessageReceiver:
 
     def __init__(
         self,
-        callers: Callers,
         core: PopCore,
         handles: Handles,
         lite: LiteTopics,
@@ -67,7 +64,6 @@ class MessageReceiver:
         host: Callable[[], str],
         expressions: Expressions,
     ) -> None:
-        self._callers = callers
         self._core = core
         self._groups = core.groups
         self._handles = handles
@@ -78,23 +74,23 @@ class MessageReceiver:
         self._host = host
         self._expressions = expressions
 
-    async def ReceiveMessage(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+    async def ReceiveMessage(
+        self, request: Any, client: ConnectedClient, remaining_s: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the messages of a poll. `remaining_s` is the time until the deadline of the call; None if it has none."""
         response = service_pb.ReceiveMessageResponse
         popped: PopResult | None = None
         written = False
         try:
-            try:
-                popped, lite_parent = await self._poll(request, context)
-                await self._durable()
-                messages = self._messages(popped, lite_parent, request.message_queue.topic) if popped is not None else []
-            except Exception as error:  # The response states each error. `code_of` logs an unforeseen one.
-                raise CallRefused(response=response(status=status_of(error))) from error
+            popped, lite_parent = await self._poll(request, client, remaining_s)
+            await self._durable()
+            messages = self._messages(popped, lite_parent, request.message_queue.topic) if popped is not None else []
             if not messages:
                 written = True
                 yield response(status=status(Code.MESSAGE_NOT_FOUND, "there is no visible message now"))
                 return
-            if popped is not None and (kept := kept_by_call()) is not None:
-                kept.resize(popped.size)
+            if popped is not None and (stream_bytes := bytes_of_stream()) is not None:
+                stream_bytes.resize(popped.size)
             yield response(status=status())
             for message in messages:
                 yield response(message=message)
@@ -106,14 +102,13 @@ class MessageReceiver:
             if popped is not None and not written:
                 self._core.deliveries.requeue(popped.checkpoint)  # The consumer went away before it got all messages.
 
-    async def _poll(self, request: Any, context: Context) -> tuple[PopResult | None, str]:
+    async def _poll(self, request: Any, client: ConnectedClient, remaining_s: float | None) -> tuple[PopResult | None, str]:
         """Return the messages for a request, and the parent topic if they are messages of lite topics."""
-        client = self._callers.of(context)
         name, topic_filter = group_of(request.group), filter_of(request.message_queue.topic)
         if request.batch_size <= 0:
             raise Refused(Code.BAD_REQUEST, f"batch_size is {request.batch_size}: ask for at least 1 message")
         count = min(request.batch_size, self._options.messages_max)
-        wait_ms = wait_ms_of(request, context, self._options)
+        wait_ms = wait_ms_of(request, remaining_s, self._options)
         attempt_id = check_attempt_id(request.attempt_id)
         if request.auto_renew:
             attempt_id = lease_id(client.id, attempt_id or os.urandom(8).hex())
@@ -216,9 +211,8 @@ class MessageReceiver:
         return messages
 
 
-def wait_ms_of(request: Any, context: Context, options: PopOptions) -> int:
+def wait_ms_of(request: Any, remaining_s: float | None, options: PopOptions) -> int:
     """Return how long a poll or a pull may wait for its first message. Raises Refused with ILLEGAL_POLLING_TIME."""
-    remaining_s = context.time_remaining()
     if request.HasField("long_polling_timeout"):
         wait_ms = request.long_polling_timeout.ToMilliseconds()
     else:  # The Go client (5.1.4) waits as long as its simple consumer was told, and says so only by its deadline.

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.pop.core.groups import Groups
 from penstock.pop.rocketmq.agents import Agent
-from penstock.pop.rocketmq.answering import Callers, answered, status
+from penstock.pop.rocketmq.answering import status
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.names import filter_of, group_of
 from penstock.pop.rocketmq.status import Code, Refused
@@ -40,22 +40,18 @@ class Routes:
     """Serves QueryRoute and QueryAssignment.
 
     Parameters:
-        callers: Finds the client of a call.
         groups: The queue of a FIFO group is assigned otherwise.
         advertised: Address that all clients shall use, or None for the address by which a client came.
     """
 
-    def __init__(self, callers: Callers, groups: Groups, advertised: HostPort | None) -> None:
-        self.callers = callers
+    def __init__(self, groups: Groups, advertised: HostPort | None) -> None:
         self._groups = groups
         self._advertised = advertised
 
-    @answered(service_pb.QueryRouteResponse)
     async def QueryRoute(self, request: Any, client: ConnectedClient) -> Any:
         queue = queue_of(request.topic, endpoints_for(request.endpoints, self._advertised), client.agent)
         return service_pb.QueryRouteResponse(status=status(), message_queues=[queue])
 
-    @answered(service_pb.QueryAssignmentResponse)
     async def QueryAssignment(self, request: Any, client: ConnectedClient) -> Any:
         topic_filter = filter_of(request.topic)
         group = self._groups.get(group_of(request.group), topic_filter)

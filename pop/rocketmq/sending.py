@@ -8,7 +8,7 @@ from penstock.pop.access.auditedcall import note_change, note_failed
 from penstock.pop.access.caller import causer_of_call, check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender, message_id
-from penstock.pop.rocketmq.answering import Callers, answered, status, status_of
+from penstock.pop.rocketmq.answering import status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.messages import id_of, properties_of, topic_and_body_of
 from penstock.pop.rocketmq.status import RECALL_CODES, Code, Refused, overall_code
@@ -25,7 +25,6 @@ class MessageSender:
     """Serves SendMessage and RecallMessage.
 
     Parameters:
-        callers: Finds the client of a call.
         clients: Remembers which clients publish half messages of a topic.
         sender: Stores messages.
         delayed: Delayed messages.
@@ -36,7 +35,6 @@ class MessageSender:
 
     def __init__(
         self,
-        callers: Callers,
         clients: ConnectedClients,
         sender: Sender,
         delayed: DelayedMessages,
@@ -44,7 +42,6 @@ class MessageSender:
         store: Store,
         message_bytes_max: int,
     ) -> None:
-        self.callers = callers
         self._clients = clients
         self._sender = sender
         self._delayed = delayed
@@ -52,7 +49,6 @@ class MessageSender:
         self._store = store
         self._message_bytes_max = message_bytes_max
 
-    @answered(service_pb.SendMessageResponse)
     async def SendMessage(self, request: Any, client: ConnectedClient) -> Any:
         if not 0 < len(request.messages) <= MESSAGES_PER_SEND_MAX:
             raise Refused(
@@ -82,8 +78,7 @@ class MessageSender:
             recall_handle=stored.recall_handle,
         )
 
-    @answered(service_pb.RecallMessageResponse)
-    async def RecallMessage(self, request: Any, _client: ConnectedClient) -> Any:
+    async def RecallMessage(self, request: Any) -> Any:
         named = self._handles.read_recall(request.recall_handle)
         if named is None:
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "this is not a recall handle from this node")

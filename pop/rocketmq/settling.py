@@ -7,8 +7,7 @@ from typing import Any
 
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
-from penstock.pop.rocketmq.answering import Callers, answered, status
-from penstock.pop.rocketmq.clients import ConnectedClient
+from penstock.pop.rocketmq.answering import status
 from penstock.pop.rocketmq.names import group_of
 from penstock.pop.rocketmq.status import OUTCOME_CODES, Code, Refused, overall_code
 from penstock.pop.rocketmq.stubs import service_pb
@@ -20,18 +19,15 @@ class DeliverySettler:
     """Serves AckMessage, ForwardMessageToDeadLetterQueue and ChangeInvisibleDuration.
 
     Parameters:
-        callers: Finds the client of a call.
         core: Has the deliveries.
         durable: Returns when all that was stored is durable.
     """
 
-    def __init__(self, callers: Callers, core: PopCore, durable: Callable[[], Awaitable[None]]) -> None:
-        self.callers = callers
+    def __init__(self, core: PopCore, durable: Callable[[], Awaitable[None]]) -> None:
         self._core = core
         self._durable = durable
 
-    @answered(service_pb.AckMessageResponse)
-    async def AckMessage(self, request: Any, _client: ConnectedClient) -> Any:
+    async def AckMessage(self, request: Any) -> Any:
         if not 0 < len(request.entries) <= HANDLES_MAX:
             raise Refused(Code.BAD_REQUEST, f"a call acknowledges 1 to {HANDLES_MAX} messages, not {len(request.entries)}")
         outcomes = self._core.deliveries.ack(group_of(request.group), [entry.receipt_handle for entry in request.entries])
@@ -47,17 +43,14 @@ class DeliverySettler:
         code = overall_code([OUTCOME_CODES[outcome] for outcome in outcomes])
         return service_pb.AckMessageResponse(status=status(code, _detail(outcomes[0])), entries=entries)
 
-    @answered(service_pb.ForwardMessageToDeadLetterQueueResponse)
-    async def ForwardMessageToDeadLetterQueue(self, request: Any, _client: ConnectedClient) -> Any:
+    async def ForwardMessageToDeadLetterQueue(self, request: Any) -> Any:
         (outcome,) = self._core.deliveries.dead_letter(group_of(request.group), [request.receipt_handle])
         await self._durable()
         # The official clients repeat the call until they get OK. If the delivery is over, another attempt has the message.
         code = Code.INVALID_RECEIPT_HANDLE if outcome is AckOutcome.INVALID_HANDLE else Code.OK
         return service_pb.ForwardMessageToDeadLetterQueueResponse(status=status(code, _detail(outcome)))
 
-    # A client goes on with the handle of the response, so that of an error repeats the request's.
-    @answered(service_pb.ChangeInvisibleDurationResponse, "receipt_handle")
-    async def ChangeInvisibleDuration(self, request: Any, _client: ConnectedClient) -> Any:
+    async def ChangeInvisibleDuration(self, request: Any) -> Any:
         invisible_ms = int(request.invisible_duration.ToMilliseconds())
         change = VisibilityChange(request.receipt_handle, invisible_ms, request.suspend)
         ((outcome, handle),) = self._core.deliveries.change_invisible(group_of(request.group), [change])

@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.groups import Groups
 from penstock.pop.errors import GroupInvalid
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.access import publishable
-from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
+from penstock.pop.rocketmq.answering import status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients, TelemetryStream
 from penstock.pop.rocketmq.commands import ClientCommands
 from penstock.pop.rocketmq.names import filter_of, group_of
@@ -33,7 +32,6 @@ class TelemetryStreams:
     """Serves Telemetry.
 
     Parameters:
-        callers: Finds the client of a call.
         clients: The clients that use the node.
         groups: Their settings are those of their consumers.
         checks: Asks producers for the outcome of half messages.
@@ -44,7 +42,6 @@ class TelemetryStreams:
 
     def __init__(
         self,
-        callers: Callers,
         clients: ConnectedClients,
         groups: Groups,
         checks: TransactionChecks,
@@ -52,7 +49,6 @@ class TelemetryStreams:
         options: PopOptions,
         now_ms: Callable[[], int],
     ) -> None:
-        self._callers = callers
         self._clients = clients
         self._groups = groups
         self._checks = checks
@@ -60,11 +56,7 @@ class TelemetryStreams:
         self._options = options
         self._now_ms = now_ms
 
-    async def Telemetry(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
-        try:
-            client = self._callers.of(context)
-        except Refused as error:
-            raise CallRefused(response=service_pb.TelemetryCommand(status=status_of(error))) from error
+    async def Telemetry(self, requests: AsyncIterator[Any], client: ConnectedClient) -> AsyncGenerator[Any, None]:
         stream = TelemetryStream()
         if client.stream is not None:
             client.stream.end()

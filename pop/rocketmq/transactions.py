@@ -8,8 +8,8 @@ from typing import Any
 from penstock.pop.access.caller import check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.transactions import HalfMessage, Transactions
-from penstock.pop.rocketmq.answering import Callers, answered, status
-from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
+from penstock.pop.rocketmq.answering import status
+from penstock.pop.rocketmq.clients import ConnectedClients
 from penstock.pop.rocketmq.messages import PRODUCER, message_of
 from penstock.pop.rocketmq.status import Code, Refused, end_code
 from penstock.pop.rocketmq.stubs import pb, service_pb
@@ -23,7 +23,6 @@ class TransactionChecks:
     The producer of a half message is its topic: the node may ask each client that publishes to the topic.
 
     Parameters:
-        callers: Finds the client of a call.
         clients: The clients that use the node.
         read: Returns the record of a message, or None if it can't be read.
         handles: Reads and makes the handles of half messages.
@@ -35,7 +34,6 @@ class TransactionChecks:
 
     def __init__(
         self,
-        callers: Callers,
         clients: ConnectedClients,
         read: Callable[[int, int], bytes | None],
         handles: Handles,
@@ -44,7 +42,6 @@ class TransactionChecks:
         check_ms: int,
         host: Callable[[], str],
     ) -> None:
-        self.callers = callers
         self._clients = clients
         self._read = read
         self._handles = handles
@@ -53,8 +50,7 @@ class TransactionChecks:
         self._check_ms = check_ms
         self._host = host
 
-    @answered(service_pb.EndTransactionResponse)
-    async def EndTransaction(self, request: Any, _client: ConnectedClient) -> Any:
+    async def EndTransaction(self, request: Any) -> Any:
         named = self._handles.read_half(request.transaction_id)
         if named is None:
             raise Refused(Code.INVALID_TRANSACTION_ID, "this is not a transaction id from this node")

@@ -18,7 +18,7 @@ from penstock.pop.core import handle
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.polls import Unsynced
 from penstock.pop.grpc.access import POP_RULES, _consume
-from penstock.pop.grpc.responsebytes import Kept
+from penstock.pop.grpc.responsebytes import StreamBytes
 from penstock.store.space.ledger import Ledger
 from penstock.timer.listing import TimerListing
 from tests.chaos.mutations import acknowledge_without_append
@@ -73,7 +73,7 @@ def hash_on_the_loop(patch: Patch) -> None:
 def hand_out_without_end(patch: Patch) -> None:
     """A caller may hand out any number of messages before a sync, and what its streams keep does not count."""
     patch.setattr(Unsynced, "fits", lambda *_: True)
-    patch.setattr(Kept, "resize", lambda *_: None)
+    patch.setattr(StreamBytes, "resize", lambda *_: None)
 
 
 def wait_for_ever(patch: Patch) -> None:

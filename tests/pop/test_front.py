@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -18,6 +18,7 @@ import pytest
 
 from penstock.pop.access.caller import address_of
 from penstock.pop.front import Front
+from penstock.pop.grpc.calls import Context
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import MIB, HostPort, OptionInvalid
@@ -97,11 +98,11 @@ async def test_calls_are_known_by_the_address_of_their_client(tmp_path: Path) ->
     ],
 )
 def test_the_address_is_in_the_name_of_the_socket(peer: str, address: str) -> None:
-    class Call:
+    class CallContext:
         def peer(self) -> str:
             return peer
 
-    assert address_of(Call()) == address
+    assert address_of(cast(Context, CallContext())) == address
 
 
 async def test_the_process_is_started_again_when_it_dies(node: Node) -> None:

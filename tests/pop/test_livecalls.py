@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -21,12 +23,12 @@ class Served:
     def __init__(self, *, keeps: bool) -> None:
         self._keeps = keeps
         self.is_allowed = True
-        self.live = LiveCalls()
-        self.call = LiveCall(self._check, Subject)
+        self.live = LiveCalls(self._check, lambda _: Subject())
+        self.call = LiveCall(cast(Any, None))
         self.waits = asyncio.Event()
         self.closed = False
 
-    def _check(self) -> None:
+    def _check(self, _: LiveCall) -> None:
         if not self.is_allowed:
             raise DENIED
 
@@ -67,12 +69,19 @@ async def test_a_call_that_loses_its_right_has_no_response(keeps: bool) -> None:
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_a_stream_that_loses_its_right_has_no_further_response(keeps: bool) -> None:
     served = Served(keeps=keeps)
+    written: list[object] = []
 
-    found: list[object] = []
+    async def write(response: object) -> None:
+        written.append(response)
+
+    async def write_all() -> None:
+        write_allowed = served.call.while_allowed(write)
+        async with aclosing(served.responses()) as responses:
+            async for response in responses:
+                await write_allowed(response)
 
     async def ask() -> None:
-        async for response in served.live.serve(served.call, served.responses(), None):
-            found.append(response)
+        await served.live.run(served.call, write_all(), None)
 
     asked = asyncio.create_task(ask())
     await served.waits.wait()
@@ -80,5 +89,5 @@ async def test_a_stream_that_loses_its_right_has_no_further_response(keeps: bool
     served.live.check()
     with pytest.raises(AccessDenied):
         await asked
-    assert found == []
+    assert written == []
     assert served.closed

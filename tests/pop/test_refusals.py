@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ import pytest
 from penstock.pop.access import refusals
 from penstock.pop.access.refusals import AT_ONCE, PER_S, WAIT_S_MAX, CallRefused, Refusals
 from penstock.pop.client.client import Client
+from penstock.pop.grpc.calls import Call, Context, Method
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import MIB
@@ -29,45 +30,54 @@ class Request:
     """What a call has sent."""
 
 
-class Call:
+class CallContext:
     """A call, as gRPC shows it to the code that serves it."""
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    async def write(self, response: object) -> None:
+        raise AssertionError("the method has one response")
+
     async def abort(self, status: grpc.StatusCode, detail: str) -> None:
         raise RuntimeError(detail)
 
 
+def called() -> Call:
+    """Return a call of a method with one response."""
+    method = Method("Ack", lambda _: None, bytes, None, has_request_stream=False, has_response_stream=False, is_send=False)
+    return Call(method, cast(Context, CallContext()), None)
+
+
 def test_the_first_refusals_of_a_source_are_told_at_once() -> None:
-    told = Refusals()
-    assert [told.wait_s("a", NOW_S) for _ in range(AT_ONCE)] == [0.0] * AT_ONCE
+    refusing = Refusals()
+    assert [refusing.wait_s("a", NOW_S) for _ in range(AT_ONCE)] == [0.0] * AT_ONCE
 
 
 def test_further_refusals_come_at_a_bounded_rate_and_those_of_others_at_once() -> None:
-    told = Refusals()
-    waits = [told.wait_s("a", NOW_S) for _ in range(AT_ONCE + 10)]
+    refusing = Refusals()
+    waits = [refusing.wait_s("a", NOW_S) for _ in range(AT_ONCE + 10)]
     assert waits[AT_ONCE:] == pytest.approx([number / PER_S for number in range(1, 11)])
-    assert told.wait_s("b", NOW_S) == 0.0
+    assert refusing.wait_s("b", NOW_S) == 0.0
 
 
 def test_nobody_waits_for_longer_than_the_bound_and_a_flood_is_forgotten_soon() -> None:
-    told = Refusals()
-    flood = [told.wait_s("a", NOW_S) for _ in range(10_000)]
+    refusing = Refusals()
+    flood = [refusing.wait_s("a", NOW_S) for _ in range(10_000)]
     assert max(flood) == pytest.approx(WAIT_S_MAX)
-    assert told.wait_s("a", NOW_S + 1) == pytest.approx(WAIT_S_MAX - 1 + 1 / PER_S)
-    assert told.wait_s("a", NOW_S + WAIT_S_MAX + 1) == 0.0
+    assert refusing.wait_s("a", NOW_S + 1) == pytest.approx(WAIT_S_MAX - 1 + 1 / PER_S)
+    assert refusing.wait_s("a", NOW_S + WAIT_S_MAX + 1) == 0.0
 
 
 def test_the_number_of_sources_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "SOURCES_MAX", 3)
-    told = Refusals()
+    refusing = Refusals()
     for _ in range(AT_ONCE):
-        told.wait_s("a", NOW_S)
+        refusing.wait_s("a", NOW_S)
     for other in "bcd":
-        assert told.wait_s(other, NOW_S) == 0.0
-    assert told.wait_s("a", NOW_S) == 0.0, "it was forgotten"
-    assert len(told._paid_s) == 3
+        assert refusing.wait_s(other, NOW_S) == 0.0
+    assert refusing.wait_s("a", NOW_S) == 0.0, "it was forgotten"
+    assert len(refusing._paid_s) == 3
 
 
 # --- a node -------------------------------------------------------------------------------------------------------------
@@ -155,9 +165,9 @@ async def test_what_waits_keeps_nothing_of_its_request_and_is_bounded(monkeypatc
     monkeypatch.setattr(refusals, "AT_ONCE", 0)
     monkeypatch.setattr(refusals, "WAITING_MAX", 2)
     monkeypatch.setattr(refusals, "PER_S", 1 / 30)
-    told, requests = Refusals(), weakref.WeakSet[Request]()
+    refusing, requests = Refusals(), weakref.WeakSet[Request]()
 
-    async def serve(_requests: object, _context: object) -> None:
+    async def serve(_: Call) -> None:
         request = Request()
         requests.add(request)
         try:
@@ -165,20 +175,19 @@ async def test_what_waits_keeps_nothing_of_its_request_and_is_bounded(monkeypatc
         except ValueError as error:
             raise CallRefused(response=b"no") from error
 
-    handler = told.told(grpc.stream_unary_rpc_method_handler(serve, None, None))
-    calls = [asyncio.create_task(handler.stream_unary(None, Call())) for _ in range(3)]
+    calls = [asyncio.create_task(refusing.tell(serve, called())) for _ in range(3)]
     assert await asyncio.wait_for(calls[2], PROCESS_S) == b"no", "two others wait"
-    assert (told.delayed, [call.done() for call in calls], len(requests)) == (2, [False, False, True], 0)
+    assert (refusing.delayed, [call.done() for call in calls], len(requests)) == (2, [False, False, True], 0)
     for call in calls[:2]:
         call.cancel()
     await asyncio.wait(calls)
-    assert told._waiting == 0
+    assert refusing._waiting == 0
 
 
 async def test_a_refusal_leaves_nothing_for_the_garbage_collector() -> None:
     raised: list[weakref.ref[CallRefused]] = []
 
-    async def serve(_requests: object, _context: object) -> None:
+    async def serve(_: Call) -> None:
         refused = CallRefused(grpc.StatusCode.NOT_FOUND, "nothing")
         raised.append(weakref.ref(refused))
         try:
@@ -186,12 +195,12 @@ async def test_a_refusal_leaves_nothing_for_the_garbage_collector() -> None:
         finally:
             del refused
 
-    handler = Refusals().told(grpc.stream_unary_rpc_method_handler(serve, None, None))
+    refusing = Refusals()
     gc.disable()
     try:
         for _ in range(20):
             with pytest.raises(RuntimeError, match="nothing"):
-                await handler.stream_unary(None, Call())
+                await refusing.tell(serve, called())
         left = [each for each in raised if each() is not None]
     finally:
         gc.enable()

@@ -415,7 +415,7 @@ def keep_what_was_replaced(patch: Patch) -> None:
 def answer_before_a_cancellation_is_stored(patch: Patch) -> None:
     """CancelTimer answers before its record is durable."""
 
-    async def cancel(servicer: TimerServicer, request: pb.TimerName, context: Any) -> pb.Status:
+    async def cancel(servicer: TimerServicer, request: pb.TimerName) -> pb.Status:
         named = servicer._named(request)
         return RECALL_STATUS[servicer._delayed.recall(*named)] if isinstance(named, tuple) else named
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from random import Random
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import grpc
 
+from penstock.pop.access.caller import note_call
 from penstock.pop.core.settings import ConsumerGroupSettings
-from penstock.pop.grpc.status import Context
+from penstock.pop.errors import PopError
+from penstock.pop.grpc.calls import Context
+from penstock.pop.grpc.status import refusal
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.errors import StoreError
 from penstock.store.queues.lightqueue import Start
 from tests.simulation.oracle import Consumer, Oracle
 from tests.simulation.process import Process
 from tests.simulation.sent import Fate, Sent, Violation
+
+Answer = TypeVar("Answer")
 
 
 class CallFailed(Exception):
@@ -38,6 +44,15 @@ class CallContext:
 
 
 CONTEXT = cast(Context, CallContext())
+
+
+async def served(answer: Awaitable[Answer]) -> Answer:
+    """Return the answer of a method, or raise what ends its call, as the stages of a call do."""
+    note_call(CONTEXT)
+    try:
+        return await answer
+    except (PopError, StoreError) as error:
+        raise refusal(error) from error
 
 
 class Held(NamedTuple):
@@ -86,7 +101,7 @@ class Producer:
                     if message.fate is Fate.OPEN:
                         self.open_halves.append((result.transaction_handle, message))
 
-        process.call(process.servicer.Send(request, CONTEXT), done)
+        process.call(served(process.servicer.Send(request)), done)
 
     def decide(self, process: Process) -> None:
         """Commit or roll back one half message, or repeat that where no answer came."""
@@ -103,7 +118,7 @@ class Producer:
                 (status,) = pb.EndTransactionsResponse.FromString(response).statuses
                 self._decided(handle, message, commit, status.code)
 
-        process.call(process.servicer.EndTransactions(pb.EndTransactionsRequest(ends=ends), CONTEXT), done)
+        process.call(served(process.servicer.EndTransactions(pb.EndTransactionsRequest(ends=ends))), done)
 
     def _decided(self, handle: str, message: Sent, commit: bool, code: int) -> None:
         if (handle, message) not in self.open_halves:
@@ -209,7 +224,7 @@ class Group:
             for found in response.messages:
                 self._got(process, found)
 
-        self._call(process, process.servicer.Pop(request, CONTEXT), then)
+        self._call(process, served(process.servicer.Pop(request)), then)
 
     def _got(self, process: Process, found: pb.PoppedMessage) -> None:
         position = int(found.message_id, 16)
@@ -254,14 +269,14 @@ class Group:
         taken = self._take(count)
         if taken:
             request = pb.AckRequest(group=self.name, handles=[each.handle for each in taken])
-            self._call(process, process.servicer.Ack(request, CONTEXT), lambda data: self._ended(taken, _codes(data, taken)))
+            self._call(process, served(process.servicer.Ack(request)), lambda data: self._ended(taken, _codes(data, taken)))
 
     def dead_letter(self, process: Process) -> None:
         """Make a dead letter of a delivery."""
         taken = self._take(1)
         if taken:
             request = pb.AckRequest(group=self.name, handles=[each.handle for each in taken])
-            work = process.servicer.DeadLetter(request, CONTEXT)
+            work = served(process.servicer.DeadLetter(request))
             self._call(process, work, lambda data: self._ended(taken, _codes(data, taken)))
 
     def change(self, process: Process, invisible_ms: int) -> None:
@@ -279,7 +294,7 @@ class Group:
             elif result.status.code == pb.INVALID_HANDLE and not self._oracle.was_repaired:
                 raise Violation(f"the handle of {held.message} that {self.consumer.name} got is invalid")
 
-        self._call(process, process.servicer.ChangeInvisible(request, CONTEXT), then)
+        self._call(process, served(process.servicer.ChangeInvisible(request)), then)
 
     def forget(self) -> None:
         """Consumers go away with what they hold."""

@@ -25,7 +25,7 @@ from tests.simulation.backups import Backups
 from tests.simulation.disk import Directory, Disk, Inode
 from tests.simulation.oracle import Oracle
 from tests.simulation.orderedmap import Databases
-from tests.simulation.popclient import CONTEXT
+from tests.simulation.popclient import served
 from tests.simulation.process import DATA_DIR, KILLED, Machine, Process, SimulatedTransport, mqtt_options
 from tests.simulation.virtualtime import Time
 
@@ -89,7 +89,7 @@ class Bench:
     def pop(self, group: str, topic_filter: str, count: int) -> list[bytes]:
         """Return the bodies of popped messages."""
         request = pb.PopRequest(group=group, filter=topic_filter, messages_max=count, invisible_ms=60_000)
-        data = self.call(self.process.servicer.Pop(request, CONTEXT))
+        data = self.call(served(self.process.servicer.Pop(request)))
         return [message.body for message in pb.PopResponse.FromString(data).messages]
 
     def connect(self, client_id: bytes, flags: int = 0) -> SimulatedTransport:
@@ -339,7 +339,7 @@ def test_a_group_misses_nothing_if_a_queue_is_filled_again_after_damage() -> Non
 def delayed(bench: Bench, delay_ms: int) -> pb.SendResult:
     """Return what the node answers to a delayed message."""
     request = pb.SendRequest(messages=[pb.Message(topic="a", body=b"body", delay_ms=delay_ms)])
-    (result,) = pb.SendResponse.FromString(bench.call(bench.process.servicer.Send(request, CONTEXT))).results
+    (result,) = pb.SendResponse.FromString(bench.call(served(bench.process.servicer.Send(request)))).results
     return result
 
 
@@ -349,7 +349,7 @@ def test_a_call_that_reschedules_a_message_says_what_it_did_though_the_message_h
     bench.sync_s = 2.0
     name = pb.TimerName(recall_handle=sent.recall_handle)
     request = pb.RescheduleTimerRequest(name=name, delay_ms=100)
-    timer = bench.call(bench.process.timers.RescheduleTimer(request, CONTEXT), 5.0)
+    timer = bench.call(served(bench.process.timers.RescheduleTimer(request)), 5.0)
     assert timer.status.code == pb.OK, "the caller would take it for a message that had fired at its old time"
 
 
@@ -361,7 +361,7 @@ def test_a_client_hears_that_a_message_was_replaced_when_that_is_durable() -> No
     answers: list[int] = []
     for delay_ms in (10_000, 20_000):
         request = pb.RescheduleTimerRequest(name=name, delay_ms=delay_ms)
-        work = bench.process.timers.RescheduleTimer(request, CONTEXT)
+        work = served(bench.process.timers.RescheduleTimer(request))
         bench.process.call(work, lambda timer, error: answers.append(timer.status.code))
     bench.run(1.0)
     assert answers == [], "a power cut could leave the message pending, although a client was told that it is not"

@@ -12,7 +12,7 @@ from penstock.pop.access.refusals import CallRefused
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.timer.schedule import Missed
 from tests.simulation.oracle import Oracle
-from tests.simulation.popclient import CONTEXT
+from tests.simulation.popclient import served
 from tests.simulation.process import Process
 from tests.simulation.sent import Sent, Violation
 from tests.simulation.timermodel import NEVER_MS, Followed, Plan
@@ -140,7 +140,7 @@ class TimerClient:
                     oracle.acknowledged(message)
                     self._stored(process, message, result.message_id, result.recall_handle, key)
 
-        process.call(process.servicer.Send(request, CONTEXT), done)
+        process.call(served(process.servicer.Send(request)), done)
         return f"sends delayed messages up to {sent[-1][0].number}"
 
     def _due(self, process: Process) -> tuple[int, float]:
@@ -176,9 +176,9 @@ class TimerClient:
         async def work() -> tuple[Timed, int, int]:
             named = await self._named(process, timed) if by_key else timed
             if not by_key and self._random.random() < 0.3:
-                response = await process.servicer.Recall(pb.RecallRequest(recall_handles=[timed.handle]), CONTEXT)
+                response = await served(process.servicer.Recall(pb.RecallRequest(recall_handles=[timed.handle])))
                 return named, response.statuses[0].code, 0
-            status = await process.timers.CancelTimer(timed.name(by_key=by_key), CONTEXT)
+            status = await served(process.timers.CancelTimer(timed.name(by_key=by_key)))
             return named, status.code, process.store.log.end
 
         def done(result: tuple[Timed, int, int], error: Exception | None) -> None:
@@ -194,7 +194,7 @@ class TimerClient:
 
     async def _named(self, process: Process, timed: Timed) -> Timed:
         """Return the message that has the key now. It has no message if none has."""
-        found = await process.timers.FindTimer(timed.name(by_key=True), CONTEXT)
+        found = await served(process.timers.FindTimer(timed.name(by_key=True)))
         return timed._replace(position=int(found.message_id or "-1", 16), handle=found.recall_handle)
 
     def _expect_no_key(self, timed: Timed, end: int) -> None:
@@ -227,7 +227,7 @@ class TimerClient:
             message = named.message
             message.due_ms, message.not_before_s = min(message.due_ms, due_ms), min(message.not_before_s, not_before_s)
             request = pb.RescheduleTimerRequest(name=timed.name(by_key=by_key), deliver_at_ms=due_ms)
-            timer = await process.timers.RescheduleTimer(request, CONTEXT)
+            timer = await served(process.timers.RescheduleTimer(request))
             return named, timer, process.store.log.end
 
         def done(result: tuple[Timed, pb.Timer, int] | None, error: Exception | None) -> None:
@@ -250,7 +250,7 @@ class TimerClient:
         key = (timed.message.topic.encode(), timed.key)
 
         async def work() -> tuple[pb.Timer, int]:
-            return await process.timers.FindTimer(timed.name(by_key=by_key), CONTEXT), process.store.log.end
+            return await served(process.timers.FindTimer(timed.name(by_key=by_key))), process.store.log.end
 
         def done(result: tuple[pb.Timer, int], error: Exception | None) -> None:
             if error is not None:
@@ -328,11 +328,11 @@ class TimerClient:
             followed = self._model.schedules.get(name)
             return "" if followed is not None and followed.plan is plan else f"{plan} was created, and is not there"
 
-        self._call(process, name, process.scheduler.CreateSchedule(request, CONTEXT), then)
+        self._call(process, name, served(process.scheduler.CreateSchedule(request)), then)
 
     def _change(self, process: Process, name: str, how: str) -> None:
         request, scheduler = pb.ScheduleRequest(name=name), process.scheduler
-        call: Callable[[pb.ScheduleRequest, Any], Awaitable[Any]] = {
+        call: Callable[[pb.ScheduleRequest], Awaitable[Any]] = {
             "pause": scheduler.PauseSchedule,
             "resume": scheduler.ResumeSchedule,
             "delete": scheduler.DeleteSchedule,
@@ -346,7 +346,7 @@ class TimerClient:
                 return f"the {how} of the schedule {name} was acknowledged, and did not happen"
             return ""
 
-        self._call(process, name, call(request, CONTEXT), then)
+        self._call(process, name, served(call(request)), then)
 
     def _run(self, process: Process, name: str) -> None:
         request, model = pb.ScheduleRequest(name=name), self._model
@@ -357,7 +357,7 @@ class TimerClient:
             position = int(response.message_id, 16)
             return "" if position in model.runs else f"{name} was run as the message at {position}, which is none of it"
 
-        self._call(process, name, process.scheduler.RunSchedule(request, CONTEXT), then)
+        self._call(process, name, served(process.scheduler.RunSchedule(request)), then)
 
     def _list(self, process: Process, name: str = "") -> None:
         """Ask for all schedules. It is `finish` that gives no name."""
@@ -365,7 +365,7 @@ class TimerClient:
 
         async def work() -> tuple[pb.ListSchedulesResponse, int]:
             begin = process.store.log.end
-            response = await process.scheduler.ListSchedules(request, CONTEXT)
+            response = await served(process.scheduler.ListSchedules(request))
             return response, begin if begin == process.store.log.end else -1  # a long list lets others change something
 
         def done(result: tuple[pb.ListSchedulesResponse, int], error: Exception | None) -> None:

@@ -16,6 +16,9 @@ async def test_the_listener_serves_health_and_reflection(node: Node) -> None:
         for name in ("", "penstock.pop.v1.PopService", "penstock.pop.v1.GroupService"):
             answer = await checks.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watching = checks.Watch(health_pb2.HealthCheckRequest())
+        assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watching.cancel()
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         async for answer in stub.ServerReflectionInfo(iter([asked])):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
@@ -155,10 +154,9 @@ async def test_calls_that_search_for_occurrences_leave_others_their_turns(node: 
             await asyncio.sleep(0)
 
     other = asyncio.create_task(take_turns())
-    context = cast(Any, SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", invocation_metadata=tuple))
     never = pb.Schedule(name="t", topic=TOPIC, rrule="FREQ=YEARLY;BYWEEKNO=20;BYMONTH=12")
-    calls = [servicer.DescribeSchedule(pb.ScheduleRequest(name="s"), context) for _ in range(5)]
-    calls += [servicer.CreateSchedule(pb.CreateScheduleRequest(schedule=never), context) for _ in range(5)]
+    calls = [servicer.DescribeSchedule(pb.ScheduleRequest(name="s")) for _ in range(5)]
+    calls += [servicer.CreateSchedule(pb.CreateScheduleRequest(schedule=never)) for _ in range(5)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     other.cancel()
     assert len([answer for answer in answers if isinstance(answer, Exception)]) == 5, "that rule never occurs"
