@@ -16,34 +16,34 @@ from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED_STEP, AckReport, ConsumeStream
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
 from penstock.pop.grpc.responsebytes import bytes_of_stream
-from penstock.pop.grpc.responses import PopResponses
 from penstock.pop.grpc.status import ACK_STATUS
-from penstock.pop.grpc.wire import serialize
+from penstock.pop.grpc.wire import PoppedMessages, serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.store import Store
 
 
-class ConsumeMethods:
-    """Serves `Consume`.
+class Consumption:
+    """Serves Consume.
 
     Parameters:
         core: hands out messages.
         store: tells when a pop or an acknowledgement is durable.
         handles: reads handles.
-        responses: makes the responses.
+        popped: makes responses of popped messages.
         options: bounds and defaults.
     """
 
-    def __init__(self, core: PopCore, store: Store, handles: Handles, responses: PopResponses, options: PopOptions) -> None:
+    def __init__(self, core: PopCore, store: Store, handles: Handles, popped: PoppedMessages, options: PopOptions) -> None:
         self._core = core
         self._groups = core.groups
         self._store = store
         self._handles = handles
-        self._responses = responses
+        self._popped = popped
         self._options = options
 
-    async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest]) -> AsyncGenerator[bytes, None]:
+    async def consume(self, requests: AsyncIterator[pb.ConsumeRequest]) -> AsyncGenerator[bytes, None]:
+        """Yield messages and reports until the caller ends its stream of requests."""
         stream: ConsumeStream | None = None
         give_back, is_broken = False, True
         reader: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class ConsumeMethods:
 
     def _encode(self, item: PopResult | AckReport) -> bytes | pb.ConsumeResponse:
         if isinstance(item, PopResult):
-            return self._responses.messages(item)
+            return self._popped.encode(item)
         return pb.ConsumeResponse(
             acked=item.acked,
             refused=[pb.HandleStatus(handle=handle, status=ACK_STATUS[outcome]) for handle, outcome in item.refused],

@@ -16,7 +16,7 @@ from penstock.pop.core.sender import message_id
 from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, end_of, position_of, start_of
-from penstock.pop.grpc.responses import dead_letter, stored_message
+from penstock.pop.grpc.wire import dead_letter, stored_message
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.record import decode
 from penstock.store.store import Store

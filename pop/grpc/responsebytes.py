@@ -10,16 +10,17 @@ again at once would cost the others more than its share.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from penstock.pop.access.caller import causer_of_call, peer_of
 from penstock.pop.core.polls import Unsynced
-from penstock.pop.grpc.heap import trim
 from penstock.store.space.causer import NODE, Causer
 
 if TYPE_CHECKING:
@@ -215,3 +216,23 @@ class ResponseBytes:
 
 def _size_of(response: Any) -> int:
     return len(response) if isinstance(response, bytes) else int(response.ByteSize())
+
+
+@cache
+def _malloc_trim() -> Any:
+    """Return the function of glibc, or None where the C library is another one."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim.argtypes = [ctypes.c_size_t]
+        trim.restype = ctypes.c_int
+    return trim
+
+
+def trim() -> bool:
+    """Give free memory back to the system; return whether there was any.
+
+    glibc frees large blocks of its own accord only at the end of the heap, see malloc_trim(3). It is called without the
+    interpreter's lock. Other C libraries give memory back by themselves, and then this does nothing.
+    """
+    function = _malloc_trim()
+    return function is not None and bool(function(0))

@@ -25,8 +25,8 @@ TOGETHER_MIN = 8
 """Messages of a call from which on it pays to look at all of them before any is stored."""
 
 
-class SendMethods:
-    """Serves `Send`.
+class Sends:
+    """Serves Send: stores the messages of a call.
 
     Parameters:
         store: stores plain messages.
@@ -39,7 +39,8 @@ class SendMethods:
         self._sender = sender
         self._message_bytes_max = message_bytes_max
 
-    async def Send(self, request: pb.SendRequest) -> bytes:
+    async def send(self, request: pb.SendRequest) -> bytes:
+        """Store the messages of a request, and return the response when they are durable."""
         check_count("send messages", request.messages, MESSAGES_PER_SEND_MAX)
         end, causer = self._store.log.end, causer_of_call()
         route_of, append = self._store.router.route, self._store.append_message

@@ -30,6 +30,8 @@ RECALL_STATUS = {
     Recalled.UNKNOWN: pb.Status(code=pb.UNKNOWN_MESSAGE, detail="the log holds no such delayed message"),
 }
 
+NO_RECALL_HANDLE = pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave")
+
 END_STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in EndOutcome}
 END_STATUS[EndOutcome.OK] = OK
 

@@ -11,7 +11,7 @@ from penstock.pop.access.caller import CALLER, causer_of_call, check_permitted, 
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Refusal, Sender, SendRefused, message_id
 from penstock.pop.grpc.requests import bounded
-from penstock.pop.grpc.status import OK, RECALL_STATUS
+from penstock.pop.grpc.status import NO_RECALL_HANDLE, OK, RECALL_STATUS
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.properties import decode_properties
 from penstock.store.record import decode
@@ -27,7 +27,6 @@ CANCELLED_AT_ONCE: Final = 64
 _UNREADABLE = pb.Status(
     code=pb.UNKNOWN_MESSAGE, detail="the record of the message is damaged: it is pending, and can be cancelled only"
 )
-_NO_HANDLE = pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave")
 
 
 class TimerServicer:
@@ -140,7 +139,7 @@ class TimerServicer:
         if name.recall_handle:
             named = self._handles.read_recall(name.recall_handle)
             if named is None:
-                return _NO_HANDLE
+                return NO_RECALL_HANDLE
             check_sender(self._store, named[0], self._delayed.size(named[0]))
             return named
         check_permitted(SEND, name.topic)

@@ -23,8 +23,8 @@ TRANSACTIONS_MAX = 1_000
 """Maximum number of transactions in one response."""
 
 
-class TransactionMethods:
-    """Serves the calls about transactions.
+class TransactionCalls:
+    """Serves EndTransactions, PollTransactions and ListTransactions.
 
     Parameters:
         transactions: the pending transactions.
@@ -48,7 +48,8 @@ class TransactionMethods:
         self._read = read
         self._wait_ms_max = wait_ms_max
 
-    async def EndTransactions(self, request: pb.EndTransactionsRequest) -> bytes:
+    async def end(self, request: pb.EndTransactionsRequest) -> bytes:
+        """Commit half messages, or roll them back."""
         check_count("end transactions", request.ends)
         for end in request.ends:  # before any of them ends
             named = self._handles.read_half(end.transaction_handle)
@@ -65,7 +66,8 @@ class TransactionMethods:
         await self._store.durable()
         return statuses(found)
 
-    async def PollTransactions(self, request: pb.PollTransactionsRequest) -> pb.TransactionsResponse:
+    async def poll(self, request: pb.PollTransactionsRequest) -> pb.TransactionsResponse:
+        """Return half messages about whose outcome the node asks their producer."""
         if not request.producer:
             raise RequestInvalid("give the producer whose transactions you poll for")
         count = bounded("transactions_max", request.transactions_max, TRANSACTIONS_DEFAULT)
@@ -73,7 +75,8 @@ class TransactionMethods:
         found = await self._transactions.poll(request.producer, min(count, TRANSACTIONS_MAX), wait_ms, self._may_end)
         return self._response(found)
 
-    async def ListTransactions(self, request: pb.ListTransactionsRequest) -> pb.TransactionsResponse:
+    async def pending(self, request: pb.ListTransactionsRequest) -> pb.TransactionsResponse:
+        """Return half messages that are pending."""
         count = min(bounded("transactions_max", request.transactions_max, TRANSACTIONS_MAX), TRANSACTIONS_MAX)
         after = position_of(request.after_message_id) if request.after_message_id else -1
         wanted = (half for half in self._transactions if half.position > after and request.producer in ("", half.producer))

@@ -1,4 +1,4 @@
-"""The frequent messages of the API as bytes, without a protobuf object for each popped message.
+"""Responses of the API: the frequent ones as bytes, without a protobuf object for each popped message.
 
 Making and filling a protobuf object costs more than joining the fields by hand. The constants are the fields of pop.proto (the
 tag of a field is its number << 3 | wire type). A test checks that protobuf writes the same bytes.
@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.pop.core.handle import DELIVERY_DIGITS
+from penstock.pop.core.deadletters import DeadLetter, DeadLetters
+from penstock.pop.core.handle import DELIVERY_DIGITS, Handles
+from penstock.pop.core.pops import PopResult
+from penstock.pop.core.sender import message_id
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.encoding import CONTINUED, SMALL, VARINTS, text, varint
 from penstock.store.bodies import CHECKPOINT_ENTRY
 from penstock.store.properties import decode_properties
-from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, LARGE_BYTES
+from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, LARGE_BYTES, Record
 
 _POSITION_BYTES = 8
 
@@ -137,6 +140,59 @@ def _properties(encoded: bytes) -> bytes:
     parts.append(text(_CORRELATION_DATA, properties.correlation_data or b""))
     parts.append(text(_CONTENT_TYPE, (properties.content_type or "").encode()))
     return b"".join(parts)
+
+
+class PoppedMessages:
+    """Makes the fields of responses that popped messages take.
+
+    Parameters:
+        dead_letters: tells where dead letters came from.
+        handles: makes the handles of deliveries.
+    """
+
+    def __init__(self, dead_letters: DeadLetters, handles: Handles) -> None:
+        self._dead_letters = dead_letters
+        self._handles = handles
+
+    def encode(self, result: PopResult) -> bytes:
+        """Return the fields `messages` and `invisible_ms` of a PopResponse or a ConsumeResponse."""
+        checkpoint = result.checkpoint
+        handles = self._handles.deliveries_joined(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
+        origins = self._dead_letters.origins(checkpoint)
+        dead = {index: dead_letter(letter, group, origin, "") for index, (letter, group, origin) in origins.items()}
+        deadline_ms = checkpoint.deadline_ms
+        return popped_messages(checkpoint.body, result.records, handles, deadline_ms, deadline_ms - checkpoint.pop_ms, dead)
+
+
+def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -> pb.DeadLetter:
+    """Return a dead letter as a message of the API."""
+    return pb.DeadLetter(
+        group=group,
+        filter=topic_filter,
+        attempts=letter.attempts,
+        reason=pb.Reason.ValueType(letter.reason),
+        failed_ms=letter.failed_ms,
+        message_id=message_id(letter.position),
+        topic=topic,
+        detail=letter.detail,
+    )
+
+
+def stored_message(record: Record) -> pb.PoppedMessage:
+    """Return a message as the log has it, without a handle and what else comes of a pop."""
+    properties = decode_properties(record.properties)
+    return pb.PoppedMessage(
+        topic=record.topic.decode(errors="replace"),
+        body=record.body,
+        properties=dict(properties.user),
+        message_group=properties.message_group,
+        tag=properties.tag,
+        stored_ms=record.store_ms,
+        deduplication_id=properties.deduplication_id,
+        response_topic=properties.response_topic or "",
+        correlation_data=properties.correlation_data or b"",
+        content_type=properties.content_type or "",
+    )
 
 
 SENT_PLAIN = b"\x0a\x14\x0a\x00\x12\x10%016x"

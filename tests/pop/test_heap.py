@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.grpc.heap import trim
+from penstock.pop.grpc.responsebytes import trim
 from penstock.store.options import MIB
 
 BLOCK = 100_000
