@@ -17,7 +17,7 @@ from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
 from penstock.pop.grpc.responsebytes import bytes_of_stream
 from penstock.pop.grpc.status import ACK_STATUS
-from penstock.pop.grpc.wire import PoppedMessages, serialize
+from penstock.pop.grpc.wire import MessageEncoder, serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.store import Store
@@ -34,7 +34,7 @@ class Consumption:
         options: bounds and defaults.
     """
 
-    def __init__(self, core: PopCore, store: Store, handles: Handles, popped: PoppedMessages, options: PopOptions) -> None:
+    def __init__(self, core: PopCore, store: Store, handles: Handles, popped: MessageEncoder, options: PopOptions) -> None:
         self._core = core
         self._groups = core.groups
         self._store = store

@@ -21,8 +21,8 @@ from penstock.pop.grpc.consume import Consumption
 from penstock.pop.grpc.requests import bounded, check_count, start_of
 from penstock.pop.grpc.sends import Sends
 from penstock.pop.grpc.status import ACK_STATUS, NO_RECALL_HANDLE, RECALL_STATUS
-from penstock.pop.grpc.transactions import TransactionCalls
-from penstock.pop.grpc.wire import STATUS_OK, PoppedMessages, serialize, statuses
+from penstock.pop.grpc.transactions import TransactionMethods
+from penstock.pop.grpc.wire import STATUS_OK, MessageEncoder, serialize, statuses
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.store import Store
@@ -60,10 +60,10 @@ class PopServicer:
         self._handles = handles
         self._delayed = delayed
         self._options = options
-        self._popped = PoppedMessages(core.dead_letters, handles)
+        self._popped = MessageEncoder(core.dead_letters, handles)
         self._sends = Sends(store, sender, options.message_bytes_max)
         self._consumption = Consumption(core, store, handles, self._popped, options)
-        self._transactions = TransactionCalls(transactions, handles, store, core.read, options.wait_ms_max)
+        self._transactions = TransactionMethods(transactions, handles, store, core.read, options.wait_ms_max)
 
     def Send(self, request: pb.SendRequest) -> Awaitable[bytes]:
         return self._sends.send(request)

@@ -23,7 +23,7 @@ TRANSACTIONS_MAX = 1_000
 """Maximum number of transactions in one response."""
 
 
-class TransactionCalls:
+class TransactionMethods:
     """Serves EndTransactions, PollTransactions and ListTransactions.
 
     Parameters:

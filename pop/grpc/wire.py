@@ -142,7 +142,7 @@ def _properties(encoded: bytes) -> bytes:
     return b"".join(parts)
 
 
-class PoppedMessages:
+class MessageEncoder:
     """Makes the fields of responses that popped messages take.
 
     Parameters:
