@@ -19,7 +19,7 @@ from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.settlements import AckItem, Settlements, by_item, handles_of
 from penstock.pop.client.statuses import error_of_call
 from penstock.pop.client.tracing import now_ns
-from penstock.pop.client.unseen import UnseenMessages
+from penstock.pop.client.unseen import SurplusWatch, UnseenMessages
 from penstock.pop.errors import ClientClosed, NodeUnavailable, Overloaded, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -76,9 +76,11 @@ class Consumer:
             prefetch, request.invisible_ms / 1000, first_max, fast_max
         )
         """Messages; or lists of messages of one message group, in their order, where a pop may have several of a group."""
+        self._surplus = SurplusWatch(
+            self._unseen, settlements.group, lambda unseen: settlements.return_unseen(_handles(unseen))
+        )
         self._is_in_order = request.in_order_max > 1
         self._batch = request.messages_max
-        self._watch: asyncio.TimerHandle | None = None
         self._iterators = 0
         self._idle = 0
         """Number of tasks that wait for a message."""
@@ -190,7 +192,7 @@ class Consumer:
             if found := self.take_now(count):
                 return found
             if self._unseen:
-                self._return_surplus()  # It is too late for the first message.
+                self._surplus.return_surplus()  # It is too late for the first message.
                 continue
             if self._closing.is_set():
                 return None
@@ -267,7 +269,7 @@ class Consumer:
                 self._unseen.invisible_s = answer.invisible_ms / 1000
                 self._unseen.add(self._received(answer.messages, now_s + self._unseen.invisible_s), now_s)
                 self._arrived.set()
-                self._watch_unseen()
+                self._surplus.begin()
             elif not acks and loop.time() - self._polled_s < EMPTY_S_MIN:
                 await self._pause(EMPTY_S_MIN)
 
@@ -281,34 +283,6 @@ class Consumer:
             key = (message.message_group, "" if message.message_group else message.topic)
             runs.setdefault(key, []).append(message)
         return list(runs.values())
-
-    def _watch_unseen(self) -> None:
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(self._unseen.check_after_s(), self._check_unseen)
-
-    def _check_unseen(self) -> None:
-        self._watch = None
-        if self._unseen and not self._closing.is_set():
-            self._return_surplus()
-            self._watch_unseen()
-
-    def _return_surplus(self) -> None:
-        """Return the messages that the loop will not see in time."""
-        expired = self._unseen.expired
-        surplus = self._unseen.surplus(asyncio.get_running_loop().time())
-        group = self._settlements.group
-        if self._unseen.expired > expired:
-            logger.warning(
-                "group %s: %d messages expired before the application saw them, which cost each an attempt: something blocks "
-                "the event loop for longer than the invisible time",
-                group,
-                self._unseen.expired - expired,
-            )
-        if surplus:
-            logger.info(
-                "group %s: %d messages went back, because the loop is too slow to see them in time", group, len(surplus)
-            )
-            self._settlements.return_unseen(_handles(surplus))
 
     async def _wait_after(self, error: PopError) -> None:
         """Wait before the next try if an error is temporary. Raises any other error."""
@@ -346,8 +320,7 @@ class Consumer:
 
     async def _close(self) -> None:
         self._wake.set()
-        if self._watch is not None:
-            self._watch.cancel()
+        self._surplus.stop()
         if self._poller is not None:
             remaining_s = self._polled_s + ANSWER_S_MAX - asyncio.get_running_loop().time()
             await asyncio.wait((self._poller,), timeout=max(remaining_s, 0))

@@ -17,7 +17,7 @@ from penstock.pop.client.requests import nack_of
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.statuses import UNREACHED, error_of_call
 from penstock.pop.client.tracing import now_ns
-from penstock.pop.client.unseen import UnseenMessages
+from penstock.pop.client.unseen import SurplusWatch, UnseenMessages
 from penstock.pop.errors import NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -103,7 +103,7 @@ class StreamConsumer:
         self._flusher: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._unseen: UnseenMessages[StreamMessage] = UnseenMessages(self._credits_max, opening.invisible_ms / 1000)
-        self._watch: asyncio.TimerHandle | None = None
+        self._surplus = SurplusWatch(self._unseen, opening.group, self._give_back)
         self._taken = 0
         """Number of messages that the application has and did not settle."""
         self._failure: PopError | None = None
@@ -157,8 +157,7 @@ class StreamConsumer:
         call, reader = self._call, self._reader
         assert call is not None
         assert reader is not None
-        if self._watch is not None:
-            self._watch.cancel()
+        self._surplus.stop()
         give_back = self._opening.give_back
         if (error is None or self._unsent.changes or not give_back) and not call.done():
             # Send the last acknowledgements and wait for the node's answer, for a bounded time. A broken stream has no answer.
@@ -188,7 +187,7 @@ class StreamConsumer:
             message = self._unseen.take(time_s())
             if message is None:
                 if self._unseen:
-                    self._return_surplus()  # It is too late for the first message.
+                    self._surplus.return_surplus()  # It is too late for the first message.
                     continue
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -222,6 +221,7 @@ class StreamConsumer:
             self._failure = NodeUnavailable("the stream was closed: open another")
             raise
         finally:
+            self._surplus.stop()
             self._arrived.set()
 
     async def _receive(self, call: Call) -> NoReturn:
@@ -242,7 +242,7 @@ class StreamConsumer:
                 self._unseen.invisible_s = response.invisible_ms / 1000
                 self._unseen.add([StreamMessage(received, self) for received in response.messages], loop.time())
                 self._arrived.set()
-                self._watch_unseen()
+                self._surplus.begin()
 
     async def _open_again(self, error: NodeUnavailable, delays: RetryDelays) -> Call:
         """Open another stream after one has broken, when the node is back. Raises PopError if the node refuses that."""
@@ -274,36 +274,10 @@ class StreamConsumer:
         metadata = grpc.aio.Metadata()
         raise error_of_call(grpc.aio.AioRpcError(code, metadata, metadata, detail, None))
 
-    def _watch_unseen(self) -> None:
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(self._unseen.check_after_s(), self._check_unseen)
-
-    def _check_unseen(self) -> None:
-        self._watch = None
-        if self._unseen and self._failure is None:
-            self._return_surplus()
-            self._watch_unseen()
-
-    def _return_surplus(self) -> None:
-        """Return the messages that the loop will not see in time, and let the node send fewer."""
-        now_s = asyncio.get_running_loop().time()
-        expired = self._unseen.expired
-        surplus = self._unseen.surplus(now_s)
-        if self._unseen.expired > expired:
-            logger.warning(
-                "group %s: %d messages expired before the application saw them, which cost each an attempt: something blocks "
-                "the event loop for longer than the invisible time",
-                self._opening.group,
-                self._unseen.expired - expired,
-            )
-        if not surplus:
-            return
-        logger.info(
-            "group %s: %d messages went back, because the loop is too slow to see them in time",
-            self._opening.group,
-            len(surplus),
-        )
-        self._set_credits(now_s)  # This goes first, so that the node does not send the same messages again.
+    def _give_back(self, surplus: list[StreamMessage]) -> None:
+        """Return messages that the loop will not see in time, and let the node send fewer."""
+        # The credits go first, so that the node does not send the same messages again.
+        self._set_credits(asyncio.get_running_loop().time())
         for message in surplus:
             self._unsent.changes.append(pb.InvisibleChange(handle=message.handle, suspend=True))
         self._ensure_flusher()

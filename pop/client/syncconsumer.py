@@ -14,7 +14,7 @@ from penstock.pop.client.requests import attempt_ids
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
 from penstock.pop.client.tracing import Tracing, now_ns
-from penstock.pop.client.unseen import UnseenMessages
+from penstock.pop.client.unseen import UnseenMessages, take_surplus
 from penstock.pop.errors import NodeUnavailable, Overloaded, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -126,22 +126,8 @@ class SyncConsumer:
 
     def _return_surplus(self) -> None:
         with self._changed:
-            expired = self._unseen.expired
-            surplus = self._unseen.surplus(time.monotonic())
-            expired = self._unseen.expired - expired
-        if expired:
-            logger.warning(
-                "group %s: %d messages expired before the application saw them, which cost each an attempt: something stopped "
-                "the process for longer than the invisible time",
-                self._request.group,
-                expired,
-            )
+            surplus = take_surplus(self._unseen, self._request.group, time.monotonic(), "stopped the process")
         if surplus:
-            logger.info(
-                "group %s: %d messages went back, because the loop is too slow to see them in time",
-                self._request.group,
-                len(surplus),
-            )
             self._give_back(surplus)
 
     def _give_back(self, messages: list[SyncMessage]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 M = TypeVar("M")
+
+# The standard library's logger, unlike the node's: the application decides where its messages go.
+logger = logging.getLogger("penstock.client")
 
 SHARE = 0.5
 """Part of the invisible time within which the application should see all messages that wait."""
@@ -174,3 +179,59 @@ class UnseenMessages(Generic[M]):
         if not self.invisible_s or interval_s * held_max <= SHARE * self.invisible_s:
             return held_max
         return min(int(SHARE * self.invisible_s / interval_s), held_max)
+
+
+class SurplusWatch(Generic[M]):
+    """Returns messages that the loop of an asynchronous consumer will not see in time, while any wait.
+
+    Parameters:
+        unseen: the messages that wait.
+        group: of the consumer, for the log.
+        give_back: returns messages to the node.
+    """
+
+    def __init__(self, unseen: UnseenMessages[M], group: str, give_back: Callable[[list[M]], None]) -> None:
+        self._unseen = unseen
+        self._group = group
+        self._give_back = give_back
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_stopped = False
+
+    def begin(self) -> None:
+        """Look for messages to return as long as any wait. Call it when messages have come."""
+        if self._timer is None and not self._has_stopped:
+            self._timer = asyncio.get_running_loop().call_later(self._unseen.check_after_s(), self._check)
+
+    def stop(self) -> None:
+        """Return none any more: the consumer closes."""
+        self._has_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._unseen:
+            self.return_surplus()
+            self.begin()
+
+    def return_surplus(self) -> None:
+        """Return the messages that the loop will not see in time now."""
+        if surplus := take_surplus(self._unseen, self._group, asyncio.get_running_loop().time(), "blocks the event loop"):
+            self._give_back(surplus)
+
+
+def take_surplus(unseen: UnseenMessages[M], group: str, now_s: float, cause: str) -> list[M]:
+    """Return what `UnseenMessages.surplus` does, and log it. `cause` says what something does when messages expire unseen."""
+    expired = unseen.expired
+    surplus = unseen.surplus(now_s)
+    if unseen.expired > expired:
+        logger.warning(
+            "group %s: %d messages expired before the application saw them, which cost each an attempt: something %s for "
+            "longer than the invisible time",
+            group,
+            unseen.expired - expired,
+            cause,
+        )
+    if surplus:
+        logger.info("group %s: %d messages went back, because the loop is too slow to see them in time", group, len(surplus))
+    return surplus

@@ -262,7 +262,7 @@ async def test_an_event_loop_that_is_blocked_for_too_long_is_reported(
             await node.until(lambda: node.group().in_flight == 30)
             loop_time.advance(601)  # No other task has a turn meanwhile.
             break
-        consumer._return_surplus()
+        consumer._surplus.return_surplus()
         assert consumer.expired > 0
     assert "something blocks the event loop" in caplog.text
 
