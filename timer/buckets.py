@@ -26,7 +26,7 @@ Rows of the index. Numbers in keys are big-endian, those in values little-endian
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from struct import Struct
 from typing import Final
@@ -78,7 +78,17 @@ COUNT_VALUE = Struct("<I")
 
 
 class TimerBuckets:
-    """The pending delayed messages."""
+    """The pending delayed messages.
+
+    The way of one, from left to right. Times before `_open_ms` of a width are open: buckets of that width take no more there.
+
+        add ─▶ fresh ─(save)─▶ rows of a bucket ─(_sort)─▶ rows of a narrower one ─(_load)─▶ window ─(take_due)─▶ fires
+                 └─(due before _open_ms of minutes)──────────────────────────────────────────▲
+
+    `_sort` moves a row when the time of its bucket comes near, a row a step. `_load` puts a minute into the window when it is
+    near, again in steps; until the last one nothing of that minute fires (`_loading_ms`). A step of the clock may move rows
+    between two steps, so each step looks for its row by the key that it has now (`_key_now`).
+    """
 
     def __init__(self) -> None:
         self.window = DueWindow()
@@ -178,8 +188,8 @@ class TimerBuckets:
         ]
         chunks = (self._decoded(key, value) for key in keys if (value := self._value(key)) is not None)
         for entries in chain([self._fresh_entries()], chunks):
-            found = entries.taken(entries.rows["position"] == position)
-            for due_ms, size, account in found.rows[self.cursors.are_ahead(found)][["due", "size", "account"]].tolist():
+            named = entries.taken(entries.rows["position"] == position)
+            for due_ms, size, account in named.rows[self.cursors.are_ahead(named)][["due", "size", "account"]].tolist():
                 return None if self.is_recalled(position, due_ms) else (due_ms, size, account)
         return None
 
@@ -220,17 +230,17 @@ class TimerBuckets:
                         if self._opening is not None and left is not None and left != key:
                             self._new_keys[key] = left
         unsaved = {*self._unsaved}
-        for number, found in enumerate(moved):
-            for due_ms, position, account, size, tag, topic in found.taken(self.cursors.are_ahead(found)).rows.tolist():
+        for number, chunk in enumerate(moved):
+            for due_ms, position, account, size, tag, topic in chunk.taken(self.cursors.are_ahead(chunk)).rows.tolist():
                 if not self.is_recalled(position, due_ms):
-                    self.add(due_ms + by_ms, position, account, size, tag, found.topics[topic])
+                    self.add(due_ms + by_ms, position, account, size, tag, chunk.topics[topic])
                 elif number or _recalled_key(due_ms, position) in unsaved:  # in a row, or the next save would think so
                     self._count_recalled(due_ms // MINUTE_MS, -1)
 
     def _are_between(self, entries: Entries, due_after_ms: int, due_before_ms: int, position_from: int) -> Column:
         rows = entries.rows
-        found: Column = (rows["due"] > due_after_ms) & (rows["due"] < due_before_ms) & (rows["position"] >= position_from)
-        return found
+        is_delayed: Column = (rows["due"] > due_after_ms) & (rows["due"] < due_before_ms) & (rows["position"] >= position_from)
+        return is_delayed
 
     # --- what is pending --------------------------------------------------------------------------------------------
 
@@ -336,11 +346,11 @@ class TimerBuckets:
         `open_next` must be called before that time too, when `is_opening_due` says so.
         """
         is_more = (self._fresh or any(self._counts)) and len(self.window) < WINDOW_MAX
-        found = [self._open_ms[0] - LEAD_MS if self._opening is None else 0] if is_more or self._opening is not None else []
+        times_ms = [self._open_ms[0] - LEAD_MS if self._opening is None else 0] if is_more or self._opening is not None else []
         due_ms = self.window.next_due_ms()
         if due_ms is not None:
-            found.append(max(due_ms, self._loading_ms))
-        return min(found, default=None)
+            times_ms.append(max(due_ms, self._loading_ms))
+        return min(times_ms, default=None)
 
     def _open(self, until_ms: int) -> Iterator[int]:
         """Open buckets step by step. Yield the number of messages of each step."""
@@ -379,26 +389,14 @@ class TimerBuckets:
         They are minutes, and wider buckets that are over and have few messages. Buckets of a time that they have in common are
         loaded at once.
         """
-        loaded_ms = self._open_ms[0]
         fresh = self._fresh_entries()
         dues = fresh.rows["due"]
-        is_next = (dues >= loaded_ms) & (dues < until_ms)
-        found = {(begin_ms, width, bucket) for begin_ms, width, bucket in self.between(loaded_ms, until_ms)}
-        if is_next.any():
-            minute = int(dues[is_next].min()) // MINUTE_MS
-            found.add((minute * MINUTE_MS, 0, minute))
-        if not found:
+        is_next = (dues >= self._open_ms[0]) & (dues < until_ms)
+        minutes = [int(dues[is_next].min()) // MINUTE_MS] if is_next.any() else []
+        begin_ms, stop_ms, buckets = self._next_buckets(until_ms, minutes)
+        if not buckets:
             self._open_ms[0] = until_ms
             return
-        buckets: list[tuple[int, int]] = []
-        stop_ms = count = 0
-        for begin_ms, width, bucket in sorted(found):
-            count += int(self._counts[width][bucket][0]) if bucket in self._counts[width] else 0
-            if buckets and begin_ms >= stop_ms and count > FRESH_MAX:
-                break
-            buckets.append((width, bucket))
-            stop_ms = max(stop_ms, begin_ms + WIDTHS_MS[width])
-        begin_ms = min(found)[0]
         is_wide = any(width for width, _ in buckets)
         recalled = self._recalled_in(begin_ms, stop_ms) if not is_wide else np.empty(0, dtype=np.uint64)
         self._loading_ms = max(begin_ms, 1)
@@ -420,14 +418,30 @@ class TimerBuckets:
                 loaded.clear()
         self._loading_ms = 0
 
+    def _next_buckets(self, until_ms: int, fresh_minutes: Iterable[int]) -> tuple[int, int, list[tuple[int, int]]]:
+        """Return the buckets that `_load` loads at once, as width and number, and the time from and to which they reach.
+
+        `fresh_minutes` are minutes of messages that are in no bucket yet.
+        """
+        ahead = {*self.between(self._open_ms[0], until_ms), *((minute * MINUTE_MS, 0, minute) for minute in fresh_minutes)}
+        buckets: list[tuple[int, int]] = []
+        stop_ms = count = 0
+        for begin_ms, width, bucket in sorted(ahead):
+            count += int(self._counts[width][bucket][0]) if bucket in self._counts[width] else 0
+            if buckets and begin_ms >= stop_ms and count > FRESH_MAX:
+                break
+            buckets.append((width, bucket))
+            stop_ms = max(stop_ms, begin_ms + WIDTHS_MS[width])
+        return min(ahead)[0] if ahead else 0, stop_ms, buckets
+
     def _add_to_window(self, pending: Entries) -> None:
         self.window.add_all(pending)
         self._count_all_loaded(pending, 1)
 
     def _fired_until_ms(self) -> int:
         """Return a time so that everything that was due before it has fired or was recalled, as far as that is applied."""
-        found = [self._open_ms[0], self.window.next_due_ms(), self._loading_ms or None, self._firing_ms]
-        return min(due_ms for due_ms in found if due_ms is not None)
+        times_ms = [self._open_ms[0], self.window.next_due_ms(), self._loading_ms or None, self._firing_ms]
+        return min(time_ms for time_ms in times_ms if time_ms is not None)
 
     def _pending_fresh(self, fresh: Entries) -> Entries:
         """Return those of fresh messages that have neither fired nor been recalled."""
@@ -442,13 +456,13 @@ class TimerBuckets:
 
     def _recalled_in(self, begin_ms: int, end_ms: int) -> Column:
         """Return the positions of the recalled messages that were due in some minutes, as far as the index knows."""
-        found = []
+        positions = []
         for key, _ in self._index.rows(RECALLED, MINUTE_KEY.pack(RECALLED, begin_ms // MINUTE_MS)[len(RECALLED) :]):
             _, minute, position = RECALLED_KEY.unpack(key)
             if minute * MINUTE_MS >= end_ms:
                 break
-            found.append(position)
-        return np.array(found, dtype=np.uint64)
+            positions.append(position)
+        return np.array(positions, dtype=np.uint64)
 
     def _never_recalled(self, entries: Entries, begin_ms: int, end_ms: int) -> Entries:
         """Return those of some messages of rows that were not recalled, as far as the index knows.
@@ -709,8 +723,8 @@ class TimerBuckets:
         view = self._index.view()
         buckets = [(width, bucket) for width, counts in enumerate(self._counts) for bucket in counts]
         for entries in self._parts(view, buckets, position):
-            found = entries.taken((entries.rows["position"] < position) & self.cursors.are_ahead(entries))
-            for at, due_ms, size in found.rows[["position", "due", "size"]].tolist():
+            pending = entries.taken((entries.rows["position"] < position) & self.cursors.are_ahead(entries))
+            for at, due_ms, size in pending.rows[["position", "due", "size"]].tolist():
                 if not self.is_recalled(at, due_ms):
                     yield at, size
 
