@@ -14,11 +14,11 @@ from typing import Final
 
 import orjson
 
+from penstock.gateway.auth.pending import AuthorizationPending
 from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.disk_full import PACKET_OVERHEAD_BYTES, KeptPackets
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.connection.services import ConnectionServices
-from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.protocol.delays import RECALL_HANDLE, DeliveryTimeInvalid, due_of
 from penstock.gateway.protocol.encode import encode_ack, encode_ack_with, encode_acks
 from penstock.gateway.protocol.errors import ProtocolError
@@ -52,7 +52,10 @@ RECORD_FLAGS: Final = [(flags >> 1 & 3) | (int(Flag.RETAIN) if flags & RETAIN el
 SESSION: Final = int(Flag.SESSION)
 """The flag of a record that names session and packet id, so that a repetition at QoS 2 is recognised after a restart."""
 
-PUBLISHES: Final = frozenset((PUBLISH, PUBLISH_RUN, PUBLISH_WITH))
+SINGLE: Final = frozenset((PUBLISH, PUBLISH_WITH))
+"""The types of packets that are one PUBLISH."""
+
+PUBLISHES: Final = SINGLE | {PUBLISH_RUN}
 """The types of packets that `IncomingPublishes.receive` handles."""
 
 AT_ONCE_MAX: Final = 64
@@ -84,6 +87,7 @@ class IncomingPublishes:
 
     __slots__ = (
         "_append",
+        "_bytes_max",
         "_denied",
         "_is_v5",
         "_kept",
@@ -109,6 +113,7 @@ class IncomingPublishes:
         self._append = services.store.append_message
         self._route = services.store.router.route
         self._options = services.options
+        self._bytes_max = services.options.message_bytes_max
         self._outbox = outbox
         self._kept = kept
         self._session: Session
@@ -118,7 +123,7 @@ class IncomingPublishes:
         """The topics for which the client has given an alias."""
         # Of the PUBLISHes of the read that is handled now:
         self.stopped_at = 0
-        """The index of the packet that `receive` has handled last, or could not handle."""
+        """The index of the packet for which the plugins have to be asked."""
         self._stored = 0
         self._refused = 0
         self._puback_ids: list[int] = []
@@ -145,30 +150,36 @@ class IncomingPublishes:
             AuthorizationPending: the plugins have to be asked first; `stopped_at` says about which packet.
             ProtocolError, StoreError: the connection has to close.
         """
-        refused_max = self._refused + REFUSED_AT_ONCE_MAX
+        receive, refused_max = self._receive_one, self._refused + REFUSED_AT_ONCE_MAX
         stop = min(start + AT_ONCE_MAX, len(packets))
-        for at in range(start, stop):
-            packet = packets[at]
-            if packet[0] == PUBLISH_RUN:
-                if not self._append_run(packet, packets):
+        at = start
+        try:
+            for at in range(start, stop):
+                packet = packets[at]
+                kind = packet[0]
+                if kind in SINGLE:
+                    receive(packet, packets)
+                    if self._refused == refused_max:
+                        return at + 1
+                elif kind != PUBLISH_RUN:
+                    return at
+                elif not self._append_run(packet, packets):
                     # One by one, and those after them too: many short runs would cost a copy of the list each.
                     packets[at:] = split_runs(packets[at:])
                     return at
-            elif packet[0] in PUBLISHES:
-                self.stopped_at = at
-                self._receive_one(packet, packets)
-                if self._refused == refused_max:
-                    return at + 1
-            else:
-                return at
+        except AuthorizationPending:
+            self.stopped_at = at
+            raise
         return stop
 
     def _receive_one(self, packet: Packet, packets: list[Packet]) -> None:
         """Handle one PUBLISH of a read: store it, refuse it, or keep it until the disk has room. Raises as `receive` does."""
-        kind, flags, topic, packet_id, body = packet[:5]
-        values = NO_VALUES
-        if kind == PUBLISH_WITH:
-            values = parse_properties(packet[5], PUBLISH, self._options.user_properties_max)
+        values: PropertyValues | None = None
+        if packet[0] == PUBLISH:
+            _, flags, topic, packet_id, body = packet
+        else:
+            _, flags, topic, packet_id, body, raw = packet
+            values = parse_properties(raw, PUBLISH, self._options.user_properties_max)
             if Property.SUBSCRIPTION_IDENTIFIER in values:
                 raise ProtocolError("a PUBLISH to the server has a subscription identifier [MQTT-3.3.4-6]")
             if not topic or Property.TOPIC_ALIAS in values:
@@ -184,14 +195,12 @@ class IncomingPublishes:
         try:
             if permissions is not None and not (permissions.publish.get(topic) or permissions.may_publish(topic, packets)):
                 raise PublishForbidden(topic)
-            if len(body) > self._options.message_bytes_max:
+            if len(body) > self._bytes_max:
                 raise LimitExceeded(
-                    f"the payload for {excerpt(topic)} has {len(body)} bytes; send {self._options.message_bytes_max} at most: "
-                    "see mqtt.message_bytes_max"
+                    f"the payload for {excerpt(topic)} has {len(body)} bytes; send {self._bytes_max} at most: see "
+                    "mqtt.message_bytes_max"
                 )
-            if kind == PUBLISH_WITH and self._services.traces is not None:
-                self._append_traced(self._services.traces, flags, topic, body, values, packet_id)
-            elif kind == PUBLISH_WITH or flags & RETAIN or topic.startswith(DELAYED):
+            if values is not None or flags & RETAIN:
                 self._append_with(flags, topic, body, values, packet_id)
             elif qos == QOS_2 and session.lasts:  # this very record tells a repetition from a new message, even after a crash
                 properties = orjson.dumps({"session": session.client_id, "packet_id": packet_id})
@@ -200,6 +209,9 @@ class IncomingPublishes:
                 self._append(self._route(topic, session.causer), body, b"", RECORD_FLAGS[flags])
             self._stored += 1
         except StoreError as error:
+            if values is None and isinstance(error, TopicInvalid) and topic.startswith(DELAYED):  # it has no route as it is
+                self._receive_one((PUBLISH_WITH, flags, topic, packet_id, body, b""), packets)
+                return
             if isinstance(error, DiskFull) and not self._is_v5:
                 self._keep(packet)
                 return
@@ -260,27 +272,28 @@ class IncomingPublishes:
         self._stored += len(bodies)
         return True
 
-    def _append_traced(
-        self, traces: MqttTraces, flags: int, topic: bytes, body: bytes, values: PropertyValues, packet_id: int
-    ) -> None:
-        """Do what `_append_with` does, and make a span of it."""
-        began_ns = traces.now_ns()
-        position = self._append_with(flags, topic, body, values, packet_id)
-        traces.published(values, topic, body, flags & QOS_MASK, self._session.client_id, began_ns, position)
+    def _append_with(self, flags: int, name: bytes, body: bytes, values: PropertyValues | None, packet_id: int) -> None:
+        """Store a message that has properties, or is delayed or retained. Raises StoreError.
 
-    def _append_with(self, flags: int, topic: bytes, body: bytes, values: PropertyValues, packet_id: int) -> int:
-        """Store a message that has properties, or is delayed or retained; return its position. Raises StoreError."""
-        store, services, session = self._store, self._services, self._session
-        due_ms = 0
-        if values or topic.startswith(DELAYED):
-            topic, due_ms = due_of(topic, values, store.now_ms, services.delay_ms_max)
+        Args:
+            flags: of the PUBLISH.
+            name: the topic of the PUBLISH, which may say when the message is due.
+            body: the payload.
+            values: the properties; None without any. With tracing, a message that has them gets a span.
+            packet_id: of the PUBLISH.
+        """
+        store, services, session, traces = self._store, self._services, self._session, self._services.traces
+        began_ns = traces.now_ns() if traces is not None else 0
+        topic, due_ms = name, 0
+        if values or name.startswith(DELAYED):
+            topic, due_ms = due_of(name, values or NO_VALUES, store.now_ms, services.delay_ms_max)
         route = self._route(topic, session.causer)
         is_retained = flags & RETAIN and body
         is_charged = due_ms or is_retained
         causer = store.ledger.with_tenant(session.causer, route.name) if is_charged else NODE
         names_session = flags & QOS_MASK == QOS_2 and session.lasts
         properties = to_stored(
-            values,
+            values or NO_VALUES,
             store.now_ms,
             publisher=session.client_id if session.no_local else "",
             deliver_at_ms=due_ms,
@@ -299,7 +312,8 @@ class IncomingPublishes:
         position = self._append(route, body, encoded, record_flags)
         if due_ms and packet_id and self._is_v5:
             self._recall_handles[packet_id] = services.handles.recall(position, due_ms)
-        return position
+        if traces is not None and values is not None:
+            traces.published(values, name, body, flags & QOS_MASK, session.client_id, began_ns, position)
 
     # --- properties -------------------------------------------------------------------------------------------------
 
@@ -367,7 +381,7 @@ class IncomingPublishes:
         else:
             self._services.counters.publishes_dropped += 1
 
-    def _refuse(self, topic: bytes, packet_id: int, body: bytes, values: PropertyValues, error: StoreError) -> None:
+    def _refuse(self, topic: bytes, packet_id: int, body: bytes, values: PropertyValues | None, error: StoreError) -> None:
         """Refuse a PUBLISH, whose ack then says so.
 
         MQTT 3.1.1 has no such ack. If the plugins forbid the message, it is acknowledged as if it were stored [MQTT-3.3.5-2],
