@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.access.bans import Kind, concerns
@@ -37,9 +38,9 @@ from penstock.gateway.options import PLAIN_NAME, GatewayOptions
 from penstock.gateway.overtime import Overtime
 from penstock.gateway.plugin_publisher import PluginPublisher
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.stored_sessions import StoredSessions
+from penstock.gateway.sessions.wills import Wills
 from penstock.gateway.strikes import Strikes
 from penstock.gateway.system_figures import SystemFigures
 from penstock.gateway.traffic import Traffic
@@ -67,18 +68,29 @@ RECHECKED_AT_ONCE: Final = 50
 """Clients that are looked at in one turn of the loop, when access control has changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedParts:
+    """The parts of the store that the gateway serves."""
+
+    retained: RetainedMessages
+    """The retained messages."""
+    delayed: DelayedMessages
+    """The delayed messages."""
+    sessions: StoredSessions
+    """The stored sessions."""
+    pop: PopCore
+    """The core of POP. A shared subscription is one of its groups."""
+    handles: Handles
+    """Makes the handles that cancel delayed messages."""
+
+
 class Gateway:
     """Serves MQTT over a store.
 
     Parameters:
-        store: where messages go, and come from.
-        retained: the retained messages, a part of that store.
-        delayed: the delayed messages, a part of that store.
-        pop: the core of POP. A shared subscription is one of its groups.
-        handles: makes the handles that cancel delayed messages.
-        sessions: the stored sessions, a part of that store.
+        store: where messages go, and come from. All timeouts, rate limits and keep alives go by the time of its clock.
+        parts: the parts of that store which the gateway serves.
         options: see `GatewayOptions`.
-        clock: all timeouts, rate limits and keep alives go by its monotonic time.
         access: the rules, the bans and the audit log.
         delay_ms_max: the longest delay of a message, in ms.
         descriptors_below: the first file descriptor that no connection may have; None if they may have all.
@@ -88,13 +100,8 @@ class Gateway:
     def __init__(
         self,
         store: Store,
-        retained: RetainedMessages,
-        delayed: DelayedMessages,
-        pop: PopCore,
-        handles: Handles,
-        sessions: StoredSessions,
+        parts: ServedParts,
         options: GatewayOptions,
-        clock: Clock,
         access: AccessControl,
         *,
         delay_ms_max: int,
@@ -102,39 +109,76 @@ class Gateway:
         traces: Traces | None = None,
     ) -> None:
         self.store = store
-        self.retained = retained
-        self.delayed = delayed
-        self._handles = handles
+        self.parts = parts
         self.options = options
+        self.clock: Clock = store.clock
+        self._access = access
+        self._delay_ms_max = delay_ms_max
+        self._traces = MqttTraces(traces, store) if traces is not None else None
+        self._rechecking: asyncio.Task[None] | None = None
+        self.loop: asyncio.AbstractEventLoop
+        self._services: ConnectionServices
         self.counters = GatewayCounters()
         self.traffic = Traffic()
         self.logbook = Logbook(options.limits.log_lines_per_s)
-        self._plugin_publisher = PluginPublisher(store, self.counters)
+        self.overtime = Overtime(self.clock.monotonic_s)
+        self._limit_quotas()
+        self._make_access_control()
+        self._make_listeners(descriptors_below)
+        self._make_limits()
+        self._make_sessions()
+        self._make_deliveries()
+        self._make_packet_handlers()
+        self.expiry = DueJob(store.now_ms, self.clock, self._end_expired, parts.retained.first_due_ms)
+        parts.retained.on_expiring = self.expiry.expect
+        self.heartbeat = Heartbeat(
+            self.clock.monotonic_s,
+            (
+                lambda _: self.authorizer.expire(),
+                lambda _: self.logbook.turn_page(),
+                lambda _: access.audit.turn_page(),
+                self.keep_alives.turn,
+                self.sys.turn,
+            ),
+        )
+
+    # --- its parts --------------------------------------------------------------------------------------------------
+
+    def _limit_quotas(self) -> None:
+        ledger, options = self.store.ledger, self.options
+        ledger.on_refused = self._log_refusal
+        ledger.limit(Resource.SUBSCRIPTIONS, options.all_subscriptions_max, "raise mqtt.sessions_max")
+        ledger.limit(Resource.RETAINED, options.retained_max, "raise mqtt.retained_max")
+        ledger.limit(Resource.RETAINED_BYTES, options.retained_bytes_max, "raise mqtt.retained_max")
+
+    def _make_access_control(self) -> None:
+        self._plugin_publisher = PluginPublisher(self.store, self.counters)
         self.authorizer = Authorizer(
-            options.access,
-            access,
-            store,
+            self.options.access,
+            self._access,
+            self.store,
             self.logbook,
             self._plugin_publisher.publish,
-            connect_timeout_ms=options.connect_timeout_ms,
-            logins_held_max=options.logins_held_max,
+            connect_timeout_ms=self.options.connect_timeout_ms,
+            logins_held_max=self.options.logins_held_max,
         )
-        store.ledger.on_refused = self._log_refusal
-        store.ledger.limit(Resource.SUBSCRIPTIONS, options.all_subscriptions_max, "raise mqtt.sessions_max")
-        store.ledger.limit(Resource.RETAINED, options.retained_max, "raise mqtt.retained_max")
-        store.ledger.limit(Resource.RETAINED_BYTES, options.retained_bytes_max, "raise mqtt.retained_max")
-        self.clock = clock
-        self._rechecking: asyncio.Task[None] | None = None
-        self._access = access
-        self.overtime = Overtime(clock.monotonic_s)
-        self.sources = Sources(options.limits)
-        self.strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, options.limits)
+
+    def _make_listeners(self, descriptors_below: int | None) -> None:
+        limits = self.options.limits
+        self.sources = Sources(limits)
+        self.strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, limits)
         share = SocketShare(descriptors_below, self._shed) if descriptors_below is not None else None
         self.listeners = Listeners(
-            options, self.sources, self.logbook, self.now_ms, self.connect, self.strikes.add, self.overtime, share
+            self.options, self.sources, self.logbook, self.now_ms, self.connect, self.strikes.add, self.overtime, share
         )
-        self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
+        self.sockets: Sockets | None = None
+        """Once the gateway has started, if the system has epoll."""
+
+    def _make_limits(self) -> None:
+        options = self.options
+        self.backpressure = Backpressure(self.store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
+        self.backlog = DiskFullBacklog()
         self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
         self.keep_alives = KeepAliveWheel()
         self.connections: OpenConnections[Connection] = OpenConnections(
@@ -146,10 +190,11 @@ class Gateway:
             clients_max=options.connections_max,
             connect_timeout_ms=options.connect_timeout_ms,
         )
-        self.backlog = DiskFullBacklog()
-        self.journal = SessionJournal(store, clock)
+
+    def _make_sessions(self) -> None:
+        store, options, parts = self.store, self.options, self.parts
         self.shared = SharedSubscriptions(
-            pop,
+            parts.pop,
             store.space,
             store.ledger,
             self.counters,
@@ -157,73 +202,76 @@ class Gateway:
             groups_max=options.shared_max,
             ack_timeout_ms=options.share_ack_timeout_ms,
         )
+        wills = Wills(store, parts.retained, self.authorizer)
         self.lifecycle = SessionLifecycle(
-            store,
-            sessions,
-            self.journal,
-            self.clients,
-            retained,
-            self.authorizer,
-            self.shared,
-            self.counters,
-            self.logbook,
-            clock,
-            sessions_max=options.sessions_max,
-            inflight_max=options.inflight_max,
+            store, parts.sessions, self.clients, wills, self.shared, self.counters, self.logbook, options
         )
+        self.journal = self.lifecycle.journal
+
+    def _make_deliveries(self) -> None:
+        store, options, retained = self.store, self.options, self.parts.retained
         figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
-        self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)
-        self._traces = MqttTraces(traces, store) if traces is not None else None
+        self.sys = SystemTopics(options.sys_interval_s, figures.read, self.clock.monotonic_s)
         self.fanouts = Fanouts(store, self.overtime, self._traces)
+        sends_once = options.overlapping == "once"
         self.deliveries = Deliveries(
-            DeliveryContext(
-                store, self.fanouts, self.journal, self.counters, self._traces, sends_once=options.overlapping == "once"
-            ),
+            DeliveryContext(store, self.fanouts, self.journal, self.counters, self._traces, sends_once),
             retained,
             self.shared,
             self.sys,
             BacklogLimit(options.session_queued_max, self.counters, self.logbook, self.journal),
             options.subscriptions_max,
         )
-        self.loop: asyncio.AbstractEventLoop
-        self.expiry = DueJob(store.now_ms, clock, self._end_expired, retained.first_due_ms)
-        retained.on_expiring = self.expiry.expect
-        self.heartbeat = Heartbeat(
-            clock.monotonic_s,
-            (
-                lambda _: self.authorizer.expire(),
-                lambda _: self.logbook.turn_page(),
-                lambda _: access.audit.turn_page(),
-                self.keep_alives.turn,
-                self.sys.turn,
-            ),
-        )
+
+    def _make_packet_handlers(self) -> None:
+        options = self.options
         self.fast_path = PublishFastPath(
-            store,
+            self.store,
             self.counters,
             self.backpressure,
             self.journal,
             packet_bytes_max=min(options.packet_bytes_max, options.message_bytes_max),
             inflight_max=options.inflight_max,
         )
-        self._delay_ms_max = delay_ms_max
-        self._services: ConnectionServices
-        self._subscribing = Subscribing(store, self.counters, self.logbook, options)
+        self._subscribing = Subscribing(self.store, self.counters, self.logbook, options)
         self._handshake: Handshake[Connection] = Handshake(
-            store,
             options,
             self.authorizer,
-            self.clients,
+            self.connections,
             self.lifecycle,
             self.deliveries,
-            self.keep_alives,
             self.strikes,
             self.counters,
             self.traffic,
         )
-        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, self.strikes.add, access.audit)
-        self.sockets: Sockets | None = None
-        """Once the gateway has started, if the system has epoll."""
+        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, self.strikes.add, self._access.audit)
+
+    def _make_services(self) -> ConnectionServices:
+        return ConnectionServices(
+            options=self.options,
+            delay_ms_max=self._delay_ms_max,
+            loop=self.loop,
+            now_s=self.clock.monotonic_s,
+            store=self.store,
+            delayed=self.parts.delayed,
+            retained=self.parts.retained,
+            handles=self.parts.handles,
+            connections=self.connections,
+            handshake=self._handshake,
+            lifecycle=self.lifecycle,
+            journal=self.journal,
+            subscribing=self._subscribing,
+            settlements=self.shared.settlements,
+            fast_path=self.fast_path,
+            backlog=self.backlog,
+            backpressure=self.backpressure,
+            throttle=self.throttle,
+            overtime=self.overtime,
+            close_log=self._close_log,
+            counters=self.counters,
+            traffic=self.traffic,
+            traces=self._traces,
+        )
 
     # --- the listeners ----------------------------------------------------------------------------------------------
 
@@ -293,7 +341,7 @@ class Gateway:
         """Give up retained messages that have expired, until a monotonic time; return whether there may be more."""
         self.store.commit()  # The work reads the index, which is as of the last commit.
         now_ms = self.store.now_ms()
-        while self.retained.end_expired(now_ms):
+        while self.parts.retained.end_expired(now_ms):
             if self.clock.monotonic_s() >= until_s:
                 return True
         return False
@@ -325,33 +373,6 @@ class Gateway:
             if number % RECHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # so that the others are served meanwhile
             connection.recheck(self.authorizer)
-
-    def _make_services(self) -> ConnectionServices:
-        return ConnectionServices(
-            self.options,
-            self._delay_ms_max,
-            self.loop,
-            self.clock.monotonic_s,
-            self.store,
-            self.delayed,
-            self.retained,
-            self._handles,
-            self.connections,
-            self._handshake,
-            self.lifecycle,
-            self.journal,
-            self._subscribing,
-            self.shared.settlements,
-            self.fast_path,
-            self.backlog,
-            self.backpressure,
-            self.throttle,
-            self.overtime,
-            self._close_log,
-            self.counters,
-            self.traffic,
-            self._traces,
-        )
 
     # --- connections ------------------------------------------------------------------------------------------------
 

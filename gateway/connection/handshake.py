@@ -8,9 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from penstock.gateway.auth.authorizer import Applicant, Authorizer
-from penstock.gateway.connection.clients import ClientRegistry
-from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
+from penstock.gateway.auth.authorizer import Authorizer
+from penstock.gateway.connection.open_connections import OpenConnection, OpenConnections
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.connection.redelivery import Redelivery
 from penstock.gateway.counters import GatewayCounters
@@ -36,17 +35,12 @@ from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.wills import Author
 from penstock.gateway.strikes import Claim, Strikes
 from penstock.gateway.traffic import Traffic
-from penstock.store.store import Store
 from penstock.store.topics import excerpt
 
 
-class Connecting(Watched, Applicant, Protocol):
+class Connecting(OpenConnection, Protocol):
     """A connection whose first packet has come."""
 
-    session: Session
-    """The client's session, once the client is accepted."""
-    level: int
-    """The protocol level of the CONNECT; 0 until it is known."""
     claim: Claim
     """The names in the CONNECT."""
     outbox: Outbox
@@ -63,37 +57,33 @@ class Handshake(Generic[C]):
     """Accepts and refuses CONNECTs, for all connections.
 
     Parameters:
-        store: has the messages that go out again.
         options: what the server allows, and tells a client of MQTT 5.0.
         authorizer: says who may connect.
-        clients: the clients that are connected.
+        connections: all connections, those of clients among them.
         lifecycle: begins and resumes sessions.
         deliveries: what subscriptions are made of.
-        keep_alives: watches for silence.
         strikes: says who is held off.
         counters, traffic: count clients and CONNECTs.
     """
 
     def __init__(
         self,
-        store: Store,
         options: GatewayOptions,
         authorizer: Authorizer,
-        clients: ClientRegistry[C],
+        connections: OpenConnections[C],
         lifecycle: SessionLifecycle,
         deliveries: Deliveries,
-        keep_alives: KeepAliveWheel,
         strikes: Strikes,
         counters: GatewayCounters,
         traffic: Traffic,
     ) -> None:
-        self._store = store
+        self._store = deliveries.context.store
         self._options = options
         self._authorizer = authorizer
-        self._clients = clients
+        self._clients = connections.clients
         self._lifecycle = lifecycle
         self._deliveries = deliveries
-        self._keep_alives = keep_alives
+        self._keep_alives = connections.keep_alives
         self._strikes = strikes
         self._counters = counters
         self._traffic = traffic

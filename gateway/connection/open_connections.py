@@ -64,8 +64,8 @@ class OpenConnections(Collection[C]):
         clients_max: int,
         connect_timeout_ms: int,
     ) -> None:
-        self._clients = clients
-        self._keep_alives = keep_alives
+        self.clients = clients
+        self.keep_alives = keep_alives
         self._backpressure = backpressure
         self._authorizer = authorizer
         self._traffic = traffic
@@ -88,7 +88,7 @@ class OpenConnections(Collection[C]):
 
     def add(self, connection: C) -> None:
         """Add a new connection, which must send its CONNECT in time; close it if too many are open."""
-        self._keep_alives.watch_until(connection, connection.received_s + self._connect_timeout_s)
+        self.keep_alives.watch_until(connection, connection.received_s + self._connect_timeout_s)
         self._connections[connection] = None
         self._oldest_waiting()
         self._waiting[connection] = None
@@ -126,8 +126,8 @@ class OpenConnections(Collection[C]):
             self._traffic.client_disconnected(listener.name, connection.level)
         if connection.closed_for is None:
             self._traffic.connection_closed(listener.name, None)
-        self._keep_alives.forget(connection)
-        self._clients.leave(client_id, connection)
+        self.keep_alives.forget(connection)
+        self.clients.leave(client_id, connection)
         if self._emptied is not None and not self._connections and not self._emptied.done():
             self._emptied.set_result(None)
 

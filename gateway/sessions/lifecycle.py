@@ -20,6 +20,7 @@ import structlog
 
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.logbook import Logbook
+from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.connect import Connect, Will
 from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.packets import QOS
@@ -35,9 +36,8 @@ from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Advance, Unrecorded
-from penstock.gateway.sessions.wills import Author, RetainedRoom, WillJudge, WillOutcome, Wills
+from penstock.gateway.sessions.wills import Author, WillOutcome, Wills
 from penstock.store import topics
-from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
 from penstock.store.record import Kind
 from penstock.store.space.accounts import Resource
@@ -97,48 +97,39 @@ class SessionLifecycle:
     Parameters:
         store: takes the records.
         sessions: the stored sessions, a part of that store.
-        journal: records the progress of connected sessions.
         clients: the connected clients by client id.
-        retained: says whether a will may be retained.
-        judge: says whether a will may be published.
+        wills: publishes the wills of clients that have gone.
         shared: takes the shared deliveries that a client leaves behind.
         counters: of the gateway.
         logbook: for events that clients cause.
-        clock: measures the slices of background work.
-        sessions_max: sessions that may be stored (`mqtt.sessions_max`).
-        inflight_max: deliveries that a session may leave unacknowledged (`mqtt.inflight_max`).
+        options: see `GatewayOptions`.
     """
 
     def __init__(
         self,
         store: Store,
         sessions: StoredSessions,
-        journal: SessionJournal,
         clients: Mapping[str, Connected],
-        retained: RetainedRoom,
-        judge: WillJudge,
+        wills: Wills,
         shared: SharedDeliveries,
         counters: GatewayCounters,
         logbook: Logbook,
-        clock: Clock,
-        *,
-        sessions_max: int,
-        inflight_max: int,
+        options: GatewayOptions,
     ) -> None:
-        store.ledger.limit(Resource.SESSIONS, sessions_max, "raise mqtt.sessions_max")
+        store.ledger.limit(Resource.SESSIONS, options.sessions_max, "raise mqtt.sessions_max")
         self._store = store
         self._ledger = store.ledger
         self.sessions = sessions
-        self._journal = journal
-        self._wills = Wills(store, retained, judge)
+        self.journal = SessionJournal(store, store.clock)
+        """Records the progress of the sessions of connected clients."""
+        self._wills = wills
         self._clients = clients
         self._shared = shared
         self._counters = counters
         self._logbook = logbook
-        self._clock = clock
-        self._sessions_max = sessions_max
-        self._inflight_max = inflight_max
-        self._job = DueJob(store.now_ms, clock, self._work_slice, sessions.first_due_ms)
+        self._clock = store.clock
+        self._options = options
+        self._job = DueJob(store.now_ms, store.clock, self._work_slice, sessions.first_due_ms)
         self._unclosed: dict[str, bool] = {}
         """Clients that left while the disk had no room for the record of it, and whether their wills are to be published."""
         self._held: dict[str, int] = {}
@@ -236,7 +227,7 @@ class SessionLifecycle:
         *,
         is_afresh: bool,
     ) -> tuple[Session, bool]:
-        window = min(wish.receive_max, self._inflight_max)
+        window = min(wish.receive_max, self._options.inflight_max)
         stored = self.sessions.get(client_id)
         if stored is not None and stored.connected:
             self._close_lost(stored)
@@ -280,7 +271,7 @@ class SessionLifecycle:
 
         If as many sessions are stored as may be, one ends: see `_displaceable`. Raises ConnectRefused.
         """
-        limit = self._sessions_max
+        limit = self._options.sessions_max
         is_full = len(self.sessions) >= limit
         try:
             self._ledger.admit(causer, Resource.SESSIONS, spare=max(len(self.sessions) - limit + 1, 0))
@@ -352,13 +343,13 @@ class SessionLifecycle:
     def leave(self, session: Session) -> None:
         """Keep the session of a client whose connection has ended, or end it. The gateway calls this once per connection."""
         stored = session.stored
-        self._journal.forget(session)
+        self.journal.forget(session)
         if stored is None:
             return
         sent: dict[str, object] = {}
         if session.lasts and session.expiry_s:
             try:
-                self._journal.save(session)
+                self.journal.save(session)
             except DiskFull:  # The client gets again what it has acknowledged since its last record.
                 sent = _sent_by(session, stored)
         session.stored, session.lasts = None, False  # The connection lingers, and would keep the stored session in memory.
@@ -461,7 +452,7 @@ class SessionLifecycle:
                 self._close_if_lost(client_id)
                 self._lost_from = client_id
             self._lost_from = None
-            self._journal.lost_are_closed()
+            self.journal.lost_are_closed()
         self._advances = None
         now_ms = self._store.now_ms()
         for client_id in sessions.due(now_ms):

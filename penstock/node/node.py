@@ -19,7 +19,7 @@ from penstock.access.control import AccessControl
 from penstock.cluster.bootstrap import install_snapshot
 from penstock.cluster.errors import RelayRefused
 from penstock.cluster.frames import POP_LISTENER, RelayPayload
-from penstock.gateway.gateway import Gateway
+from penstock.gateway.gateway import Gateway, ServedParts
 from penstock.gateway.options import PLAIN_NAME
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node import tablesoptions
@@ -138,13 +138,8 @@ class Node:
             raise
         self.gateway = Gateway(
             self.store,
-            self.retained,
-            self.delayed,
-            self.pop,
-            self._handles,
-            self.sessions,
+            ServedParts(self.retained, self.delayed, self.sessions, self.pop, self._handles),
             config.mqtt,
-            clock,
             self.access,
             delay_ms_max=config.timer.delay_ms_max,
             descriptors_below=self.descriptors.mqtt,

@@ -16,7 +16,7 @@ import grpc
 
 from penstock.access.control import AccessControl
 from penstock.gateway.connection.connection import Connection
-from penstock.gateway.gateway import Gateway
+from penstock.gateway.gateway import Gateway, ServedParts
 from penstock.gateway.options import GatewayOptions, LimitOptions, ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer
@@ -323,13 +323,8 @@ class Process:
         self.recovery: Recovery = recovery
         self.gateway = Gateway(
             self.store,
-            self.retained,
-            self.delayed,
-            self.pop,
-            self._handles,
-            self.sessions,
+            ServedParts(self.retained, self.delayed, self.sessions, self.pop, self._handles),
             config.mqtt,
-            self.clock,
             AccessControl(config.access, config.data_dir, self.clock.now_ms),
             delay_ms_max=config.timer.delay_ms_max,
         )
