@@ -102,7 +102,7 @@ class DeadLetter(NamedTuple):
 
 
 class DeadLetterOrigin(NamedTuple):
-    """Where a popped message came from.
+    """The dead letter that a popped message is, and where it came from.
 
     Parameters:
         letter: the dead letter that the message is.

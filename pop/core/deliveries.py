@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
-from penstock.pop.backoff import backoff_ms, jittered_ms
 from penstock.pop.core.checkpoint import INDEX_BITS, INDEX_MASK, Checkpoint, delivery_id, delivery_of
 from penstock.pop.core.deadletters import Reason, check_detail
 from penstock.pop.core.handle import DELIVERY_DIGITS, Delivery, Handles
 from penstock.pop.core.records import REFERENCES_MAX, GroupRecords
+from penstock.pop.core.settings import backoff_ms, jittered_ms
 from penstock.pop.core.suspicion import ALONE, narrowed
 from penstock.store.bodies import CHANGE_ENTRY, REFERENCE
 from penstock.store.errors import DiskFull

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.pop.backoff import Backoff
 from penstock.pop.core.deadletters import DEAD_LETTERS, RedrivenMessages, delete_redriven
 from penstock.pop.core.expression import Expression, compile_expression
 from penstock.pop.core.order import FifoOrder, delete_order
-from penstock.pop.core.settings import ConsumerGroupSettings
+from penstock.pop.core.settings import Backoff, ConsumerGroupSettings
 from penstock.pop.errors import GroupInvalid, RequestInvalid
 from penstock.store.histogram import LATENCY_BOUNDS_MS, Histogram
 from penstock.store.index.index import Batch, Index

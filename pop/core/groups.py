@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ResetTo(NamedTuple):
-    """Where a group that is reset begins again. Exactly one of the parameters must be given.
+    """The place where a group that is reset begins again. Exactly one of the parameters must be given.
 
     Parameters:
         end: "earliest" for all messages that its queue still has, "latest" for messages that arrive from now on.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.pop.backoff import backoff_ms
 from penstock.pop.core.checkpoint import FROM_QUEUE, FROM_RETRY
 from penstock.pop.core.order import NO_KEY, PARKED_MAX, FifoOrder, Parked, order_key
+from penstock.pop.core.settings import backoff_ms
 from penstock.pop.core.suspicion import ALONE, attempts_and_level, lowest, together_max
 from penstock.store.bodies import CHECKPOINT_ENTRY, backoff_code
 from penstock.store.errors import PositionUnknown
@@ -63,7 +63,7 @@ class Selection:
     """The messages that a pop selected.
 
     Parameters:
-        entries: of the checkpoint; empty if nothing was found.
+        entries: of the checkpoint; empty if there are none.
         properties: of the checkpoint record.
         must_append: a record must be written even without entries.
         scanned: offset up to which the group has inspected its queue.

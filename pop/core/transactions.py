@@ -51,7 +51,7 @@ OPEN, COMMITTED, ROLLED_BACK = range(3)
 
 
 class EndOutcome(Enum):
-    """What came of a commit or a roll back. The names are those of the API's codes."""
+    """Outcome of a commit or a roll back. The names are those of the API's codes."""
 
     OK = "done"
     ALREADY_COMMITTED = "the transaction was committed before"
@@ -149,9 +149,9 @@ class Transactions:
             self._store.append(Kind.TRANSACTION_ROLLED_BACK, body=body)
             return
         self._store.commit()  # the messages are read back, and some may have been stored in this turn of the loop
-        found = [self._route(half) for half in halves]
-        messages = [(half.position, half.size, tag) for half, (_, tag) in zip(halves, found, strict=True)]
-        routing = Routing.of(messages, [topic for topic, _ in found])
+        routes = [self._route(half) for half in halves]
+        messages = [(half.position, half.size, tag) for half, (_, tag) in zip(halves, routes, strict=True)]
+        routing = Routing.of(messages, [topic for topic, _ in routes])
         self._store.append(Kind.TRANSACTION_COMMITTED, body=routing.body(), properties=routing.properties())
 
     def _route(self, half: HalfMessage) -> tuple[str, int]:
@@ -218,10 +218,10 @@ class Transactions:
             arrived: asyncio.Future[None] = loop.create_future()
             self._polls.setdefault(producer, []).append(arrived)
             try:
-                found = await self._take_round(producer, halves_max, may_have)
+                asked = await self._take_round(producer, halves_max, may_have)
                 left_s = deadline_s - loop.time()
-                if found or left_s <= 0:
-                    return found
+                if asked or left_s <= 0:
+                    return asked
                 if self.waiting >= self._options.waiters_max:
                     raise Overloaded(f"{self.waiting} polls are waiting on this node, which is the limit: use fewer clients")
                 await self._wait(arrived, left_s)
@@ -239,12 +239,12 @@ class Transactions:
             self.waiting -= 1
 
     async def _take_round(self, producer: str, halves_max: int, may_have: Callable[[HalfMessage], bool]) -> list[HalfMessage]:
-        """Do what `take_asked` does, until something is found or all were looked at once."""
+        """Take the half messages of a producer as `take_asked` does, until there is one or all were looked at once."""
         for done in range(0, len(self._asked.get(producer, ())), SCANNED_MAX):
             if done:
                 await asyncio.sleep(0)  # so that the others are served meanwhile
-            if found := self.take_asked(producer, halves_max, may_have):
-                return found
+            if asked := self.take_asked(producer, halves_max, may_have):
+                return asked
         return []
 
     def take_asked(
@@ -255,19 +255,19 @@ class Transactions:
         At most `SCANNED_MAX` are looked at. Those that the caller may not have go to the end.
         """
         asked = self._asked.get(producer)
-        found: list[HalfMessage] = []
+        taken: list[HalfMessage] = []
         for position in list(islice(asked or (), SCANNED_MAX)):
-            if asked is None or len(found) == halves_max:
+            if asked is None or len(taken) == halves_max:
                 break
             asked.pop(position, None)
             half = self._pending.get(position)
             if half is not None and may_have(half):
-                found.append(half)
+                taken.append(half)
             elif half is not None:
                 asked[position] = None
         if asked is not None and not asked:
             self._asked.pop(producer, None)
-        return found
+        return taken
 
     # --- the part of the store --------------------------------------------------------------------------------------
 
@@ -281,11 +281,11 @@ class Transactions:
 
     def _apply_message(self, record: Record) -> None:
         if record.flags & Flag.HALF:
-            about = decode_properties(record.properties)
-            due_ms = record.store_ms + (about.check_after_ms or self._options.transaction_check_ms)
-            account = self._store.ledger.enter(about.by)
+            properties = decode_properties(record.properties)
+            due_ms = record.store_ms + (properties.check_after_ms or self._options.transaction_check_ms)
+            account = self._store.ledger.enter(properties.by)
             self._store.ledger.charge(account, Resource.TRANSACTIONS)
-            self._put(HalfMessage(record.position, record.size, about.producer, 0, due_ms, account))
+            self._put(HalfMessage(record.position, record.size, properties.producer, 0, due_ms, account))
 
     def _apply_checked(self, record: Record) -> None:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from penstock.pop.access.auditedcall import change_noted
 from penstock.pop.access.caller import causer_of_call
-from penstock.pop.backoff import Backoff, ExponentialBackoff
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DEAD_LETTERS_MAX
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import ResetTo, snapshots
 from penstock.pop.core.sender import message_id
-from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings
+from penstock.pop.core.settings import DEFAULTS, Backoff, ConsumerGroupSettings, ExponentialBackoff
 from penstock.pop.errors import RequestInvalid
 from penstock.pop.grpc.requests import bounded, check_count, end_of, position_of, start_of
 from penstock.pop.grpc.wire import dead_letter, stored_message

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.pop.backoff import Backoff, ExponentialBackoff
 from penstock.pop.core.expression import ExpressionType, compile_expression
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.settings import BACKOFF_STEPS_MAX
+from penstock.pop.core.settings import BACKOFF_STEPS_MAX, Backoff, ExponentialBackoff
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.names import LITE_TOPIC_CHARS_MAX

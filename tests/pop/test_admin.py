@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.backoff import ExponentialBackoff
 from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.groups import ResetTo
-from penstock.pop.core.settings import ConsumerGroupSettings
+from penstock.pop.core.settings import ConsumerGroupSettings, ExponentialBackoff
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE, backoff_code

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.backoff import ExponentialBackoff, jittered_ms
+from penstock.pop.core.settings import ExponentialBackoff, jittered_ms
 from penstock.pop.options import PopOptions
 from tests.pop.wiring import Parts
 

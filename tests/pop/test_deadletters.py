@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pop.backoff import ExponentialBackoff
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.deliveries import AckOutcome, VisibilityChange
+from penstock.pop.core.settings import ExponentialBackoff
 from penstock.pop.errors import RequestInvalid
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pop.backoff import Backoff, ExponentialBackoff
+from penstock.pop.core.settings import Backoff, ExponentialBackoff
 from penstock.pop.errors import ExpressionInvalid
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.agents import Agent
