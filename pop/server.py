@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,17 +72,47 @@ def _why_not(listen: HostPort) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Servicers:
+    """The APIs of POP.
+
+    Parameters:
+        pop: serves messages.
+        groups: serves groups and dead letters.
+        schedules: serves schedules.
+        timers: serves pending delayed messages.
+        rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
+    """
+
+    pop: PopServicer
+    groups: GroupServicer
+    schedules: ScheduleServicer
+    timers: TimerServicer
+    rocketmq: MessagingService | None = None
+
+    def services(self) -> list[Service]:
+        """Return the services of gRPC that they serve."""
+        described = pb.DESCRIPTOR.services_by_name
+        services = [
+            Service(described["PopService"], self.pop, POP_RULES),
+            Service(described["GroupService"], self.groups, GROUP_RULES),
+            Service(described["ScheduleService"], self.schedules, SCHEDULE_RULES),
+            Service(described["TimerService"], self.timers, TIMER_RULES),
+        ]
+        if self.rocketmq is not None:
+            from penstock.pop.rocketmq.stubs import SERVICE
+
+            services.append(Service(SERVICE, self.rocketmq, ROCKETMQ_RULES, takes_context=True))
+        return services
+
+
 class PopServer:
     """Serves the APIs of POP on one address.
 
     Parameters:
-        service: serves messages.
-        groups: serves groups and dead letters.
-        schedules: serves schedules.
-        timers: serves pending delayed messages.
+        servicers: the APIs.
         options: address and TLS files.
         access: who may do what.
-        rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
         inherited: a socket that listens already, which replaces `pop.listen`; see `Front`.
         connections_max: the maximum number of open connections; None for `PopOptions.connections_max`.
         relay_dir: gets the sockets for callers whose connections other replicas relay; None if there are no replicas.
@@ -89,13 +120,9 @@ class PopServer:
 
     def __init__(
         self,
-        service: PopServicer,
-        groups: GroupServicer,
-        schedules: ScheduleServicer,
-        timers: TimerServicer,
+        servicers: Servicers,
         options: PopOptions,
         access: AccessControl,
-        rocketmq: MessagingService | None = None,
         *,
         inherited: socket.socket | None = None,
         connections_max: int | None = None,
@@ -105,16 +132,16 @@ class PopServer:
         self._relayed: RelayedCallers | None = None
         self._options = options
         self._port = 0
-        self._rocketmq = rocketmq
+        self._rocketmq = servicers.rocketmq
         self.requests = RequestBytes(options.request_bytes_max, options.requests_bytes_max)
         """Room for the requests of all calls together."""
-        self.responses = ResponseBytes(options.responses_bytes_max, self._shut_down, service.unsynced)
+        self.responses = ResponseBytes(options.responses_bytes_max, self._shut_down, servicers.pop.unsynced)
         """Room for the responses that callers have not read."""
         self.refusals = Refusals()
         """Tells callers that their calls are refused."""
         self._access = access
         self._guard = CallGuard(access)
-        if rocketmq is not None:
+        if self._rocketmq is not None:
             access.on_change.append(self._renew_rights)
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
@@ -137,17 +164,7 @@ class PopServer:
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        described = pb.DESCRIPTOR.services_by_name
-        served = [
-            Service(described["PopService"], service, POP_RULES),
-            Service(described["GroupService"], groups, GROUP_RULES),
-            Service(described["ScheduleService"], schedules, SCHEDULE_RULES),
-            Service(described["TimerService"], timers, TIMER_RULES),
-        ]
-        if rocketmq is not None:
-            from penstock.pop.rocketmq.stubs import SERVICE
-
-            served.append(Service(SERVICE, rocketmq, ROCKETMQ_RULES, takes_context=True))
+        served = servicers.services()
         self._names = ("", *(each.name for each in served))
         reflected = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]  # it is there
             (*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -59,7 +59,7 @@ from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
-from penstock.pop.server import PopServer, rocketmq_service
+from penstock.pop.server import PopServer, Servicers, rocketmq_service
 from penstock.store.clock import SteerableClock, SystemClock
 from penstock.store.descriptors import descriptor_limit
 from penstock.store.errors import DiskFull, IndexDamaged
@@ -152,13 +152,15 @@ class Node:
         )
         listing = TimerListing(self.store, self.delayed.buckets, self.timer_keys)
         self._pop_server = PopServer(
-            servicer,
-            GroupServicer(self.pop, self.store),
-            ScheduleServicer(self.schedules, self.store),
-            TimerServicer(self.delayed, self.timer_keys, listing, sender, self._handles, self.store),
+            Servicers(
+                servicer,
+                GroupServicer(self.pop, self.store),
+                ScheduleServicer(self.schedules, self.store),
+                TimerServicer(self.delayed, self.timer_keys, listing, sender, self._handles, self.store),
+                self.rocketmq,
+            ),
             config.pop,
             self.access,
-            self.rocketmq,
             inherited=inherited,
             connections_max=self.descriptors.pop,
             relay_dir=config.data_dir if config.replication.is_on else None,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.pop.client.groups import GroupCalls
-from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.errors import NodeUnavailable, Overloaded, PopError, RequestTimedOut
+
+if TYPE_CHECKING:
+    from penstock.pop.client.consumer import Consumer
 
 logger = logging.getLogger("penstock.client")
 
@@ -24,13 +26,6 @@ INBOXES = "replies"
 
 REPLY_INVISIBLE_S = 5.0
 """Invisible time of replies in seconds. It is short, because a reply that gets lost on its way to the client comes after it."""
-
-
-class ReplyMessages(Protocol):
-    """Iterates over the messages of a group, and can be closed."""
-
-    def __aiter__(self) -> AsyncIterator[Message]: ...
-    async def aclose(self) -> None: ...
 
 
 class Requester:
@@ -52,7 +47,7 @@ class Requester:
         inbox: str,
         groups: GroupCalls,
         send: Callable[[OutgoingMessage], Awaitable[SendReceipt]],
-        consume: Callable[[str, str], ReplyMessages],
+        consume: Callable[[str, str], Consumer],
         timeout_s: float,
     ) -> None:
         self._is_own = not inbox
@@ -68,7 +63,7 @@ class Requester:
         """The requests that wait for their replies, by correlation data."""
         self._opening = asyncio.Lock()
         self._receiver: asyncio.Task[None] | None = None
-        self._replies: ReplyMessages | None = None
+        self._replies: Consumer | None = None
 
     async def request(self, message: OutgoingMessage, timeout_s: float) -> ReceivedMessage:
         """Send a request, and return its reply. Raises as `Client.request`."""
@@ -145,7 +140,7 @@ class Requester:
                 self._replies = self._consume(self.topic, self._group)
                 self._receiver = asyncio.get_running_loop().create_task(self._receive(self._replies))
 
-    async def _receive(self, replies: ReplyMessages) -> None:
+    async def _receive(self, replies: Consumer) -> None:
         try:
             async for message in replies:
                 # Nobody waits for the acknowledgement: without it the reply comes again, and nobody will wait for that.

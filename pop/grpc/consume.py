@@ -13,7 +13,7 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.pops import PopResult
 from penstock.pop.core.selection import RESPONSE_BYTES
 from penstock.pop.errors import RequestInvalid
-from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED_STEP, AckReport, ConsumeStream
+from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, STATED_STEP, AckReport, ConsumeStream, StreamTerms
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
 from penstock.pop.grpc.responsebytes import bytes_of_stream
 from penstock.pop.grpc.status import ACK_STATUS
@@ -96,9 +96,7 @@ class Consumption:
             self._store.when_durable,
             self._handles,
             group,
-            credits=credits,
-            batch_max=min(batch_max, options.messages_max),
-            invisible_ms=asked_ms or group.invisible_ms,
+            StreamTerms(credits, min(batch_max, options.messages_max), asked_ms or group.invisible_ms),
             caller=causer,
             stream_bytes=bytes_of_stream(),
         )

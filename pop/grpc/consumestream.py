@@ -58,6 +58,20 @@ class AckReport(NamedTuple):
     changed: list[tuple[AckOutcome, str]]
 
 
+class StreamTerms(NamedTuple):
+    """The terms of a stream, which its first request gives.
+
+    Parameters:
+        credits: maximum number of deliveries that are open at a time.
+        batch_max: messages popped at a time.
+        invisible_ms: how long each message is invisible.
+    """
+
+    credits: int
+    batch_max: int
+    invisible_ms: int
+
+
 class ConsumeStream:
     """One stream's consumption of a group.
 
@@ -66,9 +80,7 @@ class ConsumeStream:
         when_durable: calls back when all that was stored is durable.
         handles: reads handles.
         group: that the stream consumes.
-        credits: maximum number of deliveries that are open at a time.
-        batch_max: messages popped at a time.
-        invisible_ms: how long each message is invisible.
+        terms: how many deliveries it gets, and for how long.
         caller: whose stream it is, see `Unsynced`.
         stream_bytes: is told how many bytes the stream keeps.
     """
@@ -79,10 +91,8 @@ class ConsumeStream:
         when_durable: Callable[[Callable[[], None]], None],
         handles: Handles,
         group: ConsumerGroup,
+        terms: StreamTerms,
         *,
-        credits: int,
-        batch_max: int,
-        invisible_ms: int,
         caller: Hashable | None = None,
         stream_bytes: StreamBytes | None = None,
     ) -> None:
@@ -97,9 +107,7 @@ class ConsumeStream:
         self._when_durable = when_durable
         self._handles = handles
         self._group = group
-        self._credits = credits
-        self._batch_max = batch_max
-        self._invisible_ms = invisible_ms
+        self._credits, self._batch_max, self._invisible_ms = terms
         self._checkpoints: dict[int, Checkpoint] = {}
         """Checkpoints of this stream, by position. `_recount` finds the deliveries that others have ended."""
         self._outstanding = 0

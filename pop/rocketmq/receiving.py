@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from penstock.pop.rocketmq.settings import LONG_POLLING_MS, expression_of
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import service_pb
 from penstock.store.record import decode
+from penstock.store.store import Store
 
 DEADLINE_MARGIN_MS = 500
 """A poll ends this long before the deadline of its call, so that the answer is in time from a busy node too. A client takes an
@@ -46,8 +47,7 @@ class MessageReceiver:
         core: Hands out messages.
         handles: Makes the handles of deliveries.
         lite: Lite topics, whose messages a poll may ask for.
-        durable: Returns when all that was stored is durable.
-        now_ms: Returns the current time in ms.
+        store: Tells when all that was stored is durable.
         options: Bounds and defaults.
         host: Returns the address of this node, which each message names.
         expressions: What the consumers of each group ask for.
@@ -58,8 +58,7 @@ class MessageReceiver:
         core: PopCore,
         handles: Handles,
         lite: LiteTopics,
-        durable: Callable[[], Awaitable[None]],
-        now_ms: Callable[[], int],
+        store: Store,
         options: PopOptions,
         host: Callable[[], str],
         expressions: Expressions,
@@ -68,8 +67,7 @@ class MessageReceiver:
         self._groups = core.groups
         self._handles = handles
         self._lite = lite
-        self._durable = durable
-        self._now_ms = now_ms
+        self._store = store
         self._options = options
         self._host = host
         self._expressions = expressions
@@ -83,7 +81,7 @@ class MessageReceiver:
         written = False
         try:
             popped, lite_parent = await self._poll(request, client, remaining_s)
-            await self._durable()
+            await self._store.durable()
             messages = self._messages(popped, lite_parent, request.message_queue.topic) if popped is not None else []
             if not messages:
                 written = True
@@ -96,7 +94,7 @@ class MessageReceiver:
                 yield response(message=message)
             written = True
             now = response()
-            now.delivery_timestamp.FromMilliseconds(self._now_ms())
+            now.delivery_timestamp.FromMilliseconds(self._store.now_ms())
             yield now
         finally:
             if popped is not None and not written:

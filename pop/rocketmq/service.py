@@ -77,7 +77,7 @@ class MessagingService:
         self._routes = Routes(groups, advertised)
         self._sender = MessageSender(self.clients, sender, delayed, handles, store, options.message_bytes_max)
         self._lite = LiteTopics(subscriptions, core, groups, durable)
-        self._receiver = MessageReceiver(core, handles, self._lite, durable, now_ms, options, self._host, expressions)
+        self._receiver = MessageReceiver(core, handles, self._lite, store, options, self._host, expressions)
         self._settler = DeliverySettler(core, durable)
         check_ms = options.transaction_check_ms
         self._checks = TransactionChecks(self.clients, core.read, handles, transactions, store, check_ms, self._host)

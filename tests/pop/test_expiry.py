@@ -13,8 +13,8 @@ from penstock.pop.core.deliveries import AckOutcome
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import ResetTo
 from penstock.pop.core.pops import BATCHES_MAX, PopResult
-from penstock.pop.grpc.consumestream import ConsumeStream
-from penstock.store.index.index import KeySpace
+from penstock.pop.grpc.consumestream import ConsumeStream, StreamTerms
+from penstock.store.index.rowformats import KeySpace
 from penstock.store.properties import Properties
 from penstock.store.record import CONSUMED, EXPIRED, Kind
 from tests.pop.looptime import LoopTime
@@ -110,9 +110,7 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     group = parts.group()
     parts.settle()
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
-    stream = ConsumeStream(
-        parts.core, parts.store.when_durable, parts.handles, group, credits=8, batch_max=1, invisible_ms=60_000
-    )
+    stream = ConsumeStream(parts.core, parts.store.when_durable, parts.handles, group, StreamTerms(8, 1, 60_000))
     stream.pop_more()
     assert parts.core.counters.expired == BATCHES_MAX, "others have their turn before the rest"
     async with asyncio.timeout(WAIT_S_MAX):

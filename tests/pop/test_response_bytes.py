@@ -14,7 +14,7 @@ import pytest
 from penstock import Client
 from penstock.pop.core.polls import Unsynced
 from penstock.pop.grpc import responsebytes
-from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream
+from penstock.pop.grpc.consumestream import UNSENT_BYTES_MAX, ConsumeStream, StreamTerms
 from penstock.pop.grpc.peersockets import shut_down
 from penstock.pop.grpc.responsebytes import ResponseBytes
 from penstock.pop.options import PopOptions
@@ -143,9 +143,7 @@ async def test_a_stream_pops_no_more_than_its_client_reads(tmp_path: Path) -> No
     publish(parts, 12)
     group = parts.group()
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
-    stream = ConsumeStream(
-        parts.core, parts.store.when_durable, parts.handles, group, credits=1_000, batch_max=1, invisible_ms=60_000
-    )
+    stream = ConsumeStream(parts.core, parts.store.when_durable, parts.handles, group, StreamTerms(1_000, 1, 60_000))
     stream.pop_more()
     async with asyncio.timeout(WAIT_S_MAX):
         while len(stream.outbox) < 4:
@@ -163,9 +161,7 @@ async def test_a_stream_pops_no_more_than_its_client_reads(tmp_path: Path) -> No
 async def test_a_stream_reads_no_requests_while_its_client_does_not_read_the_reports(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "data")
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
-    stream = ConsumeStream(
-        parts.core, parts.store.when_durable, parts.handles, parts.group(), credits=1, batch_max=1, invisible_ms=60_000
-    )
+    stream = ConsumeStream(parts.core, parts.store.when_durable, parts.handles, parts.group(), StreamTerms(1, 1, 60_000))
     reports = 0
     async with asyncio.timeout(WAIT_S_MAX):
         while True:

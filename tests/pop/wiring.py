@@ -31,7 +31,7 @@ from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.timerservicer import TimerServicer
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
-from penstock.pop.server import PopServer, rocketmq_service
+from penstock.pop.server import PopServer, Servicers, rocketmq_service
 from penstock.store.clock import SteerableClock
 from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.options import MIB, HostPort, StoreOptions
@@ -302,8 +302,8 @@ class Node(Parts):
         schedule_servicer = ScheduleServicer(self.schedules, store)
         listing = TimerListing(store, delayed.buckets, self.timer_keys)
         timer_servicer = TimerServicer(delayed, self.timer_keys, listing, sender, handles, store)
-        servicers = (servicer, group_servicer, schedule_servicer, timer_servicer)
-        self._server = PopServer(*servicers, options, self.access, self.rocketmq)
+        servicers = Servicers(servicer, group_servicer, schedule_servicer, timer_servicer, self.rocketmq)
+        self._server = PopServer(servicers, options, self.access)
         self.port = await self._server.start()
 
     def kick(self, kind: Kind, name: str) -> int:

@@ -17,7 +17,7 @@ from penstock.pop.errors import (
     GroupUnknown,
     RequestInvalid,
 )
-from penstock.pop.grpc.consumestream import POPPED_PER_TURN, ConsumeStream
+from penstock.pop.grpc.consumestream import POPPED_PER_TURN, ConsumeStream, StreamTerms
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -156,9 +156,7 @@ async def test_a_stream_with_many_credits_pops_in_portions_of_several_turns(tmp_
     group = parts.group()
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
     credits = POPPED_PER_TURN * 2 + 10
-    stream = ConsumeStream(
-        parts.core, parts.store.when_durable, parts.handles, group, credits=credits, batch_max=100, invisible_ms=60_000
-    )
+    stream = ConsumeStream(parts.core, parts.store.when_durable, parts.handles, group, StreamTerms(credits, 100, 60_000))
     stream.pop_more()
     seen = [group.in_flight]
     assert POPPED_PER_TURN <= seen[0] < POPPED_PER_TURN + 100
