@@ -39,10 +39,9 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.relayed import PLAIN, TLS, RelayedCallers
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
-from penstock.pop.servercertificates import ServerCertificates
+from penstock.pop.servercertificates import ServerCertificates, credentials, server_certificates
 from penstock.store.options import SECOND_MS, HostPort, OptionInvalid, resolved
 from penstock.store.store import Store
-from penstock.store.watchedfiles import WATCH_S
 from penstock.timer.delayed import DelayedMessages
 
 if TYPE_CHECKING:
@@ -145,7 +144,6 @@ class PopServer:
             access.on_change.append(self._renew_rights)
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
-        self._watching: asyncio.TimerHandle | None = None
         self._front = None
         if options.tls_optional and options.client_ca_file:
             raise OptionInvalid("pop.tls_optional", True, "false where pop.client_ca_file is set")
@@ -196,13 +194,13 @@ class PopServer:
         options = self._options
         port = options.listen.port
         if options.certificate_file or options.tls_optional:
-            self._certificates = ServerCertificates(options)
+            self._certificates = server_certificates(options)
         try:
             if self._relay_dir is not None:
                 self._relayed = self._serve_relayed(self._relay_dir)
             if self._front is not None:
                 if self._certificates is not None:
-                    self._server.add_secure_port(self._front.inner("tls"), self._certificates.credentials())
+                    self._server.add_secure_port(self._front.inner("tls"), self._credentials(self._certificates))
                 if self._certificates is None or options.tls_optional:
                     self._server.add_insecure_port(self._front.inner("plain"))
                 await self._server.start()
@@ -212,7 +210,7 @@ class PopServer:
                 for host in resolved(options.listen):
                     address = str(HostPort(host, port))  # port 0 becomes the same free port for all addresses
                     if self._certificates is not None:
-                        port = self._server.add_secure_port(address, self._certificates.credentials())
+                        port = self._server.add_secure_port(address, self._credentials(self._certificates))
                     else:
                         port = self._server.add_insecure_port(address)
         except (RuntimeError, OSError) as error:
@@ -228,16 +226,19 @@ class PopServer:
         if self._rocketmq is not None:
             self._rocketmq.start(HostPort(options.listen.host, port))
         if self._certificates is not None:
-            self._watch(self._certificates)
+            self._certificates.watch(asyncio.get_running_loop())
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
+
+    def _credentials(self, certificates: ServerCertificates) -> grpc.ServerCredentials:
+        return credentials(certificates, has_roots=bool(self._options.client_ca_file))
 
     def _serve_relayed(self, directory: Path) -> RelayedCallers:
         has_plain = self._certificates is None or self._options.tls_optional
         relayed = RelayedCallers(directory, has_tls=self._certificates is not None, has_plain=has_plain)
         if self._certificates is not None:
-            self._server.add_secure_port(relayed.address(TLS), self._certificates.credentials())
+            self._server.add_secure_port(relayed.address(TLS), self._credentials(self._certificates))
         if has_plain:
             self._server.add_insecure_port(relayed.address(PLAIN))
         return relayed
@@ -249,24 +250,9 @@ class PopServer:
         return await self._relayed.connect(host, port, begins_tls=begins_tls)
 
     def reload(self) -> None:
-        """Read the certificates again. If they can't be used, the error is logged, and new connections get the old ones."""
-        if self._certificates is None or not self._options.certificate_file:
-            return
-        self._renew(self._certificates)
-
-    def _watch(self, certificates: ServerCertificates) -> None:
-        """Read the certificates again whenever their files were replaced."""
-        self._watching = asyncio.get_running_loop().call_later(WATCH_S, self._watch, certificates)
-        if certificates.changed():
-            self._renew(certificates)
-
-    def _renew(self, certificates: ServerCertificates) -> None:
-        try:
-            certificates.reload()
-        except OSError as error:
-            logger.error("tls.reload_failed", listener="pop", why=str(error))
-        else:
-            logger.info("tls.reloaded", listener="pop", certificate=self._options.certificate_file)
+        """Read the certificates again."""
+        if self._certificates is not None:
+            self._certificates.reload()
 
     def disconnect(self, kind: Kind, name: str) -> int:
         """End the calls and streams of a user, a RocketMQ client id, or an address or network; return how many there were."""
@@ -274,8 +260,8 @@ class PopServer:
 
     async def stop(self) -> None:
         """Accept no more calls, let those under way end, and close the listener."""
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._certificates is not None:
+            self._certificates.close()
         await self._health.enter_graceful_shutdown()
         if self._rocketmq is not None:
             self._rocketmq.stop()

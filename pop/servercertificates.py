@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -17,65 +17,59 @@ from penstock.store.watchedfiles import WatchedFiles
 
 VALID: Final = timedelta(days=3650)
 
+ServerCertificates: TypeAlias = WatchedFiles[grpc.ServerCertificateConfiguration]
 
-class ServerCertificates:
-    """The node's certificate and the root certificates of its clients, as they are in force.
 
-    gRPC asks for them at each handshake, so connections that are open go on with those that they began with.
+def server_certificates(options: PopOptions) -> ServerCertificates:
+    """Return the node's certificate and the root certificates of its clients.
 
-    Parameters:
-        options: name the files. Without `certificate_file` the node signs a certificate itself, once.
+    Without `certificate_file` the node signs a certificate itself, once.
 
     Raises:
         OSError: a file can't be read, or has no valid content.
     """
+    paths = (options.certificate_file, options.key_file, options.client_ca_file)
+    return WatchedFiles("pop", paths, lambda: _load(options))
 
-    def __init__(self, options: PopOptions) -> None:
-        self._options = options
-        paths = (options.certificate_file, options.key_file, options.client_ca_file)
-        self._files = WatchedFiles([path for path in paths if path])
-        self._in_force = self._load()
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for one port, which go by what is in force."""
-        served = self._in_force
+def credentials(certificates: ServerCertificates, *, has_roots: bool) -> grpc.ServerCredentials:
+    """Return credentials for one port, which go by what is in force.
 
-        def changed() -> Any:  # None if nothing has changed, of which the stubs do not know
-            nonlocal served
-            if served is self._in_force:
-                return None
-            served = self._in_force
-            return served
+    gRPC asks for them at each handshake, so connections that are open go on with those that they began with.
 
-        return grpc.dynamic_ssl_server_credentials(served, changed, bool(self._options.client_ca_file))
+    Args:
+        certificates: of the listener.
+        has_roots: whether clients must show certificates.
+    """
+    served = certificates.content
 
-    def reload(self) -> None:
-        """Read the files again. If that raises OSError, what was in force stays in force."""
-        self._files.note_read()
-        self._in_force = self._load()
+    def changed() -> Any:  # None if nothing has changed, of which the stubs do not know
+        nonlocal served
+        if served is certificates.content:
+            return None
+        served = certificates.content
+        return served
 
-    def changed(self) -> bool:
-        """Return whether a file was replaced since it was read."""
-        return self._files.changed()
+    return grpc.dynamic_ssl_server_credentials(served, changed, has_roots)
 
-    def _load(self) -> grpc.ServerCertificateConfiguration:
-        options = self._options
-        if options.certificate_file:
-            key, certificate = Path(options.key_file).read_bytes(), Path(options.certificate_file).read_bytes()
-        else:
-            key, certificate = _self_signed()
-        roots = Path(options.client_ca_file).read_bytes() if options.client_ca_file else None
-        self._check()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], roots)
 
-    def _check(self) -> None:
-        """Raise OSError for files that can't be used: gRPC would notice at the next handshake, and name no reason."""
-        options = self._options
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        if options.certificate_file:
-            load_certificate(context, options.certificate_file, options.key_file)
-        if options.client_ca_file:
-            load_roots(context, options.client_ca_file)
+def _load(options: PopOptions) -> grpc.ServerCertificateConfiguration:
+    if options.certificate_file:
+        key, certificate = Path(options.key_file).read_bytes(), Path(options.certificate_file).read_bytes()
+    else:
+        key, certificate = _self_signed()
+    roots = Path(options.client_ca_file).read_bytes() if options.client_ca_file else None
+    _check(options)
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], roots)
+
+
+def _check(options: PopOptions) -> None:
+    """Raise OSError for files that can't be used: gRPC would notice at the next handshake, and name no reason."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if options.certificate_file:
+        load_certificate(context, options.certificate_file, options.key_file)
+    if options.client_ca_file:
+        load_roots(context, options.client_ca_file)
 
 
 def _self_signed() -> tuple[bytes, bytes]:

@@ -39,56 +39,42 @@ class TlsTerms(Protocol):
     def client_crl_file(self) -> str: ...
 
 
-class Certificates:
-    """The TLS context of a listener. It is renewed when the files are replaced.
+def certificates_of(options: TlsTerms, listener: str, protocol: str = "mqtt") -> WatchedFiles[ssl.SSLContext]:
+    """Return the TLS context of a listener. It is renewed when the files are replaced.
 
     Each connection keeps the context with which it began, so a renewal disturbs no connection. A renewal can add and remove
     certificate authorities, and revoke certificates.
 
-    Parameters:
+    Args:
         options: of the listener.
+        listener: its name.
         protocol: what is spoken over TLS, by its name for ALPN.
 
     Raises:
         OSError: a file can't be read, or has no valid content.
     """
+    of_clients = (options.client_ca_file, options.client_crl_file) if options.client_certificates != "none" else ()
+    paths = (options.certificate_file, options.key_file, *of_clients)
+    return WatchedFiles(listener, paths, lambda: _context_of(options, protocol))
 
-    def __init__(self, options: TlsTerms, protocol: str = "mqtt") -> None:
-        self._options = options
-        self._protocol = protocol
-        of_clients = (options.client_ca_file, options.client_crl_file) if options.client_certificates != "none" else ()
-        self._files = WatchedFiles([path for path in (options.certificate_file, options.key_file, *of_clients) if path])
-        self.context = self._load()
 
-    def reload(self) -> None:
-        """Read the files again. If that raises OSError, the old context stays in use."""
-        self._files.note_read()
-        self.context = self._load()
-
-    def changed(self) -> bool:
-        """Return whether a file was replaced since it was read."""
-        return self._files.changed()
-
-    def _load(self) -> ssl.SSLContext:
-        options = self._options
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = VERSIONS[options.tls_version_min]
-        context.options |= (
-            ssl.OP_NO_RENEGOTIATION
-        )  # Otherwise a client can make the server do handshakes at no cost of its own.
-        context.set_alpn_protocols([self._protocol])
-        load_certificate(context, options.certificate_file, options.key_file)
-        if options.client_certificates != "none":
-            load_roots(context, options.client_ca_file)
-            if options.client_crl_file:
-                _check_lists(options.client_crl_file)
-                try:
-                    context.load_verify_locations(options.client_crl_file)
-                except ssl.SSLError as error:
-                    raise OSError(f"{options.client_crl_file} can't be used for TLS: one of its lists is damaged") from error
-                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-        context.verify_mode = VERIFY[options.client_certificates]
-        return context
+def _context_of(options: TlsTerms, protocol: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = VERSIONS[options.tls_version_min]
+    context.options |= ssl.OP_NO_RENEGOTIATION  # Otherwise a client can make the server do handshakes at no cost of its own.
+    context.set_alpn_protocols([protocol])
+    load_certificate(context, options.certificate_file, options.key_file)
+    if options.client_certificates != "none":
+        load_roots(context, options.client_ca_file)
+        if options.client_crl_file:
+            _check_lists(options.client_crl_file)
+            try:
+                context.load_verify_locations(options.client_crl_file)
+            except ssl.SSLError as error:
+                raise OSError(f"{options.client_crl_file} can't be used for TLS: one of its lists is damaged") from error
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    context.verify_mode = VERIFY[options.client_certificates]
+    return context
 
 
 def _check_lists(path: str) -> None:

@@ -18,12 +18,13 @@ from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.admission import Admission
-from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.certificates import certificates_of
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.unix_socket import UnixSocketFile
 from penstock.store.options import KIB, HostPort
 from penstock.store.space.causer import is_local
+from penstock.store.watchedfiles import WatchedFiles
 
 ACCEPTED_PER_TURN: Final = 32
 """The maximum number of connections that a listener accepts in one turn of the loop. So a burst of thousands does not delay
@@ -76,7 +77,7 @@ class Listener:
         self.name = options.name
         self.admission = admission
         self._beginning = beginning
-        self.certificates: Certificates | None = None
+        self.certificates: WatchedFiles[ssl.SSLContext] | None = None
         """The certificates, if the listener speaks TLS and has started."""
         self.address = HostPort("", 0)
         """The address in use, once the listener has started. It has no meaning for a Unix socket."""
@@ -106,7 +107,7 @@ class Listener:
         """
         self._loop = loop
         if self.options.is_tls:
-            self.certificates = Certificates(self.options, "http/1.1" if self.options.is_websocket else "mqtt")
+            self.certificates = certificates_of(self.options, self.name, "http/1.1" if self.options.is_websocket else "mqtt")
         try:
             self._servers = [self._unix.bind()] if self._unix is not None else await self._bind()
             for server in self._servers:
@@ -194,7 +195,7 @@ class Listener:
         if peer is None:
             fitted.close()
         else:
-            self._beginning.begin(fitted, peer, self.certificates.context if self.certificates is not None else None)
+            self._beginning.begin(fitted, peer, self.certificates.content if self.certificates is not None else None)
 
     def _pause(self, server: socket.socket, error: OSError) -> None:
         """Stop accepting for a while. The connection stays in the backlog, and would wake the loop again at once."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-import structlog
-
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import GatewayOptions, ListenerOptions
 from penstock.gateway.overtime import Overtime
@@ -18,9 +16,6 @@ from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.gateway.transport.websocket import AnsweringProtocol, WebSocket
-from penstock.store.watchedfiles import WATCH_S
-
-logger = structlog.get_logger("gateway")
 
 
 class Listeners:
@@ -73,7 +68,6 @@ class Listeners:
 
         self._handshakes: list[Handshakes] = []
         self._listeners = [listener_of(each) for each in options.all_listeners]
-        self._watching: asyncio.TimerHandle | None = None
 
     def __iter__(self) -> Iterator[Listener]:
         return iter(self._listeners)
@@ -103,38 +97,24 @@ class Listeners:
         except BaseException:
             self.close()
             raise
-        if any(listener.certificates is not None for listener in self._listeners):
-            self._watch(loop)
+        for listener in self._listeners:
+            if listener.certificates is not None:
+                listener.certificates.watch(loop)
 
     def close(self) -> None:
         """Stop accepting. Open connections stay."""
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
         for listener in self._listeners:
             listener.close()
+            if listener.certificates is not None:
+                listener.certificates.close()
 
     async def end_handshakes(self) -> None:
         """Close every socket that is still in its handshake."""
         for handshakes in self._handshakes:
             await handshakes.end_all()
 
-    def reload(self, *, changed_only: bool = False) -> None:
-        """Read all certificates again, or only those whose files were replaced.
-
-        If a certificate can't be used, the error is logged and the listener keeps the one that it has.
-        """
+    def reload(self) -> None:
+        """Read all certificates again."""
         for listener in self._listeners:
-            certificates = listener.certificates
-            if certificates is None or (changed_only and not certificates.changed()):
-                continue
-            try:
-                certificates.reload()
-            except OSError as error:
-                logger.error("tls.reload_failed", listener=listener.name, why=str(error))
-            else:
-                logger.info("tls.reloaded", listener=listener.name, certificate=listener.options.certificate_file)
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._watching = loop.call_later(WATCH_S, self._watch, loop)
-        self.reload(changed_only=True)
+            if listener.certificates is not None:
+                listener.certificates.reload()

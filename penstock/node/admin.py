@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-import structlog
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
@@ -21,17 +20,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from penstock.access.control import AccessControl
-from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.certificates import certificates_of
 from penstock.node.adminaccess import AdminAccess, AdminRefused
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.errors import AdminUnavailable
 from penstock.node.metrics.exposition import exposition
 from penstock.store.errors import TopicInvalid
-from penstock.store.watchedfiles import WATCH_S
+from penstock.store.watchedfiles import WatchedFiles
 from penstock.timer.errors import ListingInvalid
-
-logger = structlog.get_logger("node")
 
 SHUTDOWN_S = 1.0
 """Seconds that `stop` waits for responses in progress, each of which takes milliseconds."""
@@ -96,8 +93,7 @@ class Admin:
         self._connections_max = connections_max
         self._runner: web.AppRunner | None = None
         self._sockets: AdminSockets | None = None
-        self._certificates: Certificates | None = None
-        self._watching: asyncio.TimerHandle | None = None
+        self._certificates: WatchedFiles[ssl.SSLContext] | None = None
 
     async def start(self) -> int:
         """Open the listener, and return its port.
@@ -107,7 +103,7 @@ class Admin:
         """
         if self._options.certificate_file:
             try:
-                self._certificates = Certificates(self._options, "http/1.1")
+                self._certificates = certificates_of(self._options, "admin", "http/1.1")
             except OSError as error:
                 raise AdminUnavailable(f"The certificate of the admin listener can't be used: {error}.") from error
         app = web.Application(middlewares=[self._checked])
@@ -138,37 +134,26 @@ class Admin:
             ) from error
         self._runner, self._sockets = runner, sockets
         if self._certificates is not None:
-            self._watch(asyncio.get_running_loop())
+            self._certificates.watch(asyncio.get_running_loop())
         return port
 
     async def stop(self) -> None:
         """Close the listener and its connections. It does nothing if the listener isn't open."""
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._certificates is not None:
+            self._certificates.close()
         runner, self._runner = self._runner, None
         if self._sockets is not None:
             self._sockets.close()
         if runner is not None:
             await runner.cleanup()
 
-    def reload(self, *, changed_only: bool = False) -> None:
-        """Read the certificate again, or only if its files were replaced. If it can't be used, the error is logged."""
-        certificates = self._certificates
-        if certificates is None or (changed_only and not certificates.changed()):
-            return
-        try:
-            certificates.reload()
-        except OSError as error:
-            logger.error("tls.reload_failed", listener="admin", why=str(error))
-        else:
-            logger.info("tls.reloaded", listener="admin", certificate=self._options.certificate_file)
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._watching = loop.call_later(WATCH_S, self._watch, loop)
-        self.reload(changed_only=True)
+    def reload(self) -> None:
+        """Read the certificate again."""
+        if self._certificates is not None:
+            self._certificates.reload()
 
     def _context(self) -> ssl.SSLContext | None:
-        return self._certificates.context if self._certificates is not None else None
+        return self._certificates.content if self._certificates is not None else None
 
     @property
     def closed_early(self) -> int:

@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from penstock.gateway.options import AccessOptions
-from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.certificates import certificates_of
 from penstock.gateway.transport.peer import username_of
 from penstock.store.options import OptionInvalid
 from tests.gateway.brokers import StartBroker
@@ -178,7 +178,7 @@ def test_a_file_that_is_no_revocation_list_is_refused(tmp_path: Path, content: b
     if content is not None:
         crl.write_bytes(content)
     with pytest.raises(OSError, match=r"broken\.pem"):
-        Certificates(authority.listener("tls", client_certificates="required", client_crl_file=str(crl)))
+        certificates_of(authority.listener("tls", client_certificates="required", client_crl_file=str(crl)), "tls")
 
 
 def test_a_revocation_list_needs_client_certificates(authority: Authority) -> None:
@@ -225,7 +225,7 @@ def test_the_name_in_a_certificate(certificate: dict[str, Any], cn: str | None, 
 async def test_a_replaced_certificate_is_served_without_a_restart_and_connections_stay_open(
     start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.transport.listeners.WATCH_S", 0.05)
+    monkeypatch.setattr("penstock.store.watchedfiles.WATCH_S", 0.05)
     authority = Authority(tmp_path / "authority")
     broker = await start_broker(listeners=(authority.listener("tls"),))
     before = await broker.connect("before", listener="tls", context=authority.context())
@@ -255,7 +255,7 @@ async def test_a_bad_certificate_is_logged_and_the_previous_one_stays_in_use(sta
 
 def test_a_missing_certificate_file_counts_as_unchanged_until_it_is_back(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    certificates = Certificates(authority.listener("tls"))
+    certificates = certificates_of(authority.listener("tls"), "tls")
     assert not certificates.changed()
     authority.key.unlink()
     assert not certificates.changed()
@@ -267,11 +267,11 @@ def test_a_missing_certificate_file_counts_as_unchanged_until_it_is_back(tmp_pat
 
 def test_a_replaced_authority_is_no_longer_trusted(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path / "a"), Authority(tmp_path / "b")
-    certificates = Certificates(authority.listener("tls", client_certificates="required"))
-    (before,) = certificates.context.get_ca_certs()
+    certificates = certificates_of(authority.listener("tls", client_certificates="required"), "tls")
+    (before,) = certificates.content.get_ca_certs()
     shutil.copy(other.file, authority.file)
     certificates.reload()
-    (after,) = certificates.context.get_ca_certs()
+    (after,) = certificates.content.get_ca_certs()
     assert before != after
 
 
@@ -303,7 +303,7 @@ def test_an_encrypted_key_is_refused_without_a_prompt_for_its_password(tmp_path:
         )
     )
     with pytest.raises(OSError, match="can't be used for TLS"):
-        Certificates(authority.listener("tls"))
+        certificates_of(authority.listener("tls"), "tls")
 
 
 async def test_the_node_stops_while_handshakes_are_under_way(start_broker: StartBroker, authority: Authority) -> None:

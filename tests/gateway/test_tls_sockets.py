@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.certificates import certificates_of
 from penstock.gateway.transport.sockets import HAS_TURNS
 from penstock.gateway.transport.tls import Tls
 from penstock.gateway.transport.tls_transport import TlsTransport
@@ -95,7 +95,7 @@ async def begin(
     context = authority.context()
     context.minimum_version = context.maximum_version = version
     near, end = stage.connect()
-    far, tls = Far(end, context), Tls(Certificates(authority.listener("tls")).context)
+    far, tls = Far(end, context), Tls(certificates_of(authority.listener("tls"), "tls").content)
     await asyncio.gather(tls.shake_hands(asyncio.get_running_loop(), near, Turns(1)), far.shake_hands())
     stage.sockets.add(near, protocol, tls)
     assert isinstance(protocol.transport, TlsTransport)
