@@ -8,8 +8,7 @@ import grpc
 import grpc.aio
 
 from penstock.pop.client.retrydelays import RETRY_MS_MAX, RETRY_MS_MIN
-from penstock.pop.client.security import Security
-from penstock.pop.client.targets import check_target
+from penstock.pop.client.security import Security, check_target
 
 CONNECT_MS = 2_000
 """How long an attempt to connect may take at least, in ms. gRPC's default is 20 s. Over a slow network, TLS takes more than

@@ -9,7 +9,6 @@ from functools import partial
 from types import TracebackType
 
 from penstock.pop.client import answers, requests
-from penstock.pop.client.background import BackgroundClient
 from penstock.pop.client.batcher import CLOSED
 from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.channel import sync_channel
@@ -25,7 +24,7 @@ from penstock.pop.client.schedules import SyncScheduleCalls
 from penstock.pop.client.security import Security, node_of
 from penstock.pop.client.syncconsumer import SyncConsumer
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
-from penstock.pop.client.syncproducer import SyncProducer
+from penstock.pop.client.syncproducer import BackgroundClient, SyncProducer
 from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
 from penstock.pop.client.timers import SyncTimerCalls
 from penstock.pop.client.tracing import Tracing, now_ns

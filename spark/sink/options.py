@@ -8,8 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from penstock.pop.client.security import Security
-from penstock.pop.client.targets import check_target
+from penstock.pop.client.security import Security, check_target
 from penstock.spark.errors import WriteOptionInvalid
 from penstock.store.durations import format_duration, parse_duration
 
