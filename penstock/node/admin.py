@@ -1,4 +1,4 @@
-"""The admin listener: health, metrics and state of a node over HTTP or HTTPS. It is read-only.
+"""The admin listener: health, metrics and state of a node, and the admin API, over HTTP or HTTPS.
 
 `penstock.node.adminaccess` decides which requests are served.
 """
@@ -9,6 +9,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.gateway.transport.certificates import certificates_of
 from penstock.node.adminaccess import AdminAccess, AdminRefused
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
+from penstock.node.api.dispatch import BODY_BYTES_MAX, SUBJECT, AdminApi, answered, role_of
 from penstock.node.errors import AdminUnavailable
 from penstock.node.metrics.exposition import exposition
 from penstock.store.errors import TopicInvalid
@@ -51,45 +53,49 @@ _failures = logging.getLogger("aiohttp.server.admin")
 _failures.addFilter(_is_failure)  # By itself aiohttp logs a traceback for each request that it answers with 400.
 
 
+@dataclass(frozen=True, slots=True)
+class NodeViews:
+    """What the admin listener shows of a node. No function may block, because all run on the event loop."""
+
+    registry: CollectorRegistry
+    """The metrics that `/metrics` shows."""
+    ready: Callable[[], bool]
+    """Returns whether the node accepts clients."""
+    state: Callable[[], dict[str, Any]]
+    """Returns the state that `/api/v1/state` shows, of types that orjson can encode."""
+    timers: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
+    """Returns what `/api/v1/timers` shows for the parameters of a request. It raises ListingInvalid or TopicInvalid if they are
+    not valid."""
+    level: Callable[[], str] = lambda: "open"
+    """Returns how much the node may store: open, read_only or exhausted. A node that isn't open is still ready, because its
+    consumers free the disk."""
+    prepare: Callable[[], Awaitable[None]] | None = None
+    """Is awaited before the metrics are collected."""
+
+
 class Admin:
-    """The HTTP server on `admin.listen`."""
+    """The HTTP server on `admin.listen`. `start` opens its listener.
+
+    Parameters:
+        options: address, certificates, and who may read what.
+        access: knows users, roles and tokens.
+        views: what it shows.
+        api: the admin API; None for a listener without.
+        connections_max: the maximum number of open connections. One more closes the oldest.
+    """
 
     def __init__(
         self,
         options: AdminOptions,
         access: AccessControl,
-        *,
-        registry: CollectorRegistry,
-        ready: Callable[[], bool],
-        state: Callable[[], dict[str, Any]],
-        timers: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]],
-        level: Callable[[], str] = lambda: "open",
-        prepare: Callable[[], Awaitable[None]] | None = None,
+        views: NodeViews,
+        api: AdminApi | None = None,
         connections_max: int = 32,
     ) -> None:
-        """Create the server. `start` opens its listener.
-
-        Args:
-            options: address, certificates, and who may read what.
-            access: knows users, roles and tokens.
-            registry: the metrics that `/metrics` shows.
-            ready: returns whether the node accepts clients. It runs on the event loop, so it must not block.
-            state: returns the state that `/api/v1/state` shows, of types that orjson can encode. It must not block either.
-            timers: returns what `/api/v1/timers` shows for the parameters of a request. It raises ListingInvalid or
-                TopicInvalid if they are not valid.
-            level: returns how much the node may store: open, read_only or exhausted. A node that isn't open is still ready,
-                because its consumers free the disk.
-            prepare: is awaited before the metrics are collected.
-            connections_max: the maximum number of open connections. One more closes the oldest.
-        """
         self._options = options
+        self._api = api
         self._access = AdminAccess(options, access, lambda: self._sockets is None or self._sockets.is_local)
-        self._registry = registry
-        self._prepare = prepare
-        self._ready = ready
-        self._state = state
-        self._timers = timers
-        self._level = level
+        self._views = views
         self._connections_max = connections_max
         self._runner: web.AppRunner | None = None
         self._sockets: AdminSockets | None = None
@@ -106,7 +112,7 @@ class Admin:
                 self._certificates = certificates_of(self._options, "admin", "http/1.1")
             except OSError as error:
                 raise AdminUnavailable(f"The certificate of the admin listener can't be used: {error}.") from error
-        app = web.Application(middlewares=[self._checked])
+        app = web.Application(middlewares=[self._checked], client_max_size=BODY_BYTES_MAX)
         app.add_routes(
             [
                 web.get("/", self._index),
@@ -115,6 +121,7 @@ class Admin:
                 web.get("/metrics", self._metrics),
                 web.get("/api/v1/state", self._show_state),
                 web.get("/api/v1/timers", self._show_timers),
+                *(self._api.routes() if self._api is not None else ()),
             ]
         )
         # No access log, because scrapes and probes arrive every few seconds.
@@ -163,34 +170,35 @@ class Admin:
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            await self._access.check(request)
+            request[SUBJECT] = await self._access.check(request, role_of(request))
         except AdminRefused as error:
             return error.response()
-        return await handler(request)
+        return await answered(request, handler)
 
     async def _index(self, _request: web.Request) -> web.Response:
-        return _json({"name": "penstock", "paths": PATHS})
+        api = {} if self._api is None else {"/api/v1/openapi.json": "the admin API, as an OpenAPI document"}
+        return _json({"name": "penstock", "paths": PATHS | api})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return _json({"alive": True})
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        ready = self._ready()
-        return _json({"ready": ready, "store": self._level()}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        ready = self._views.ready()
+        return _json({"ready": ready, "store": self._views.level()}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
-        if self._prepare is not None:
-            await self._prepare()
-        body = await exposition(self._registry, encode)
+        if self._views.prepare is not None:
+            await self._views.prepare()
+        body = await exposition(self._views.registry, encode)
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _show_state(self, _request: web.Request) -> web.Response:
-        return _json(self._state())
+        return _json(self._views.state())
 
     async def _show_timers(self, request: web.Request) -> web.Response:
         try:
-            return _json(await self._timers(request.query))
+            return _json(await self._views.timers(request.query))
         except (ListingInvalid, TopicInvalid) as error:
             return _json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
 

@@ -22,13 +22,8 @@ from penstock.access.errors import AccessInvalid
 from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid, is_token
 from penstock.access.subject import Subject
 from penstock.node.adminoptions import AdminOptions
+from penstock.node.api.operation import ApiRole
 from penstock.store.space.causer import is_local, is_loopback_name, plain_address
-
-VIEWER: Final = "viewer"
-"""The role that may read."""
-
-OPERATOR: Final = "operator"
-"""The role that may also change what the listener lets anybody change."""
 
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """What load balancers and probes read, without authentication and under any name."""
@@ -98,45 +93,52 @@ class AdminAccess:
         """Keyed hashes of a user, a password and the hash that it fitted."""
         self._key = token_bytes(32)
 
-    async def check(self, request: web.Request) -> None:
-        """Check that a request may be served; write into the audit log if not. Raises AdminRefused."""
+    async def check(self, request: web.Request, role: ApiRole) -> Subject:
+        """Return who sends a request that may be served; write into the audit log if it may not. Raises AdminRefused.
+
+        Args:
+            request: the request.
+            role: that its sender must have. Who need not authenticate has the role viewer.
+        """
         try:
-            await self._check(request)
+            return await self._check(request, role)
         except AdminRefused as error:
             subject = error.subject or Subject(address=_address_of(request))
             about = {"method": request.method, "path": request.path, "reason": error.status.name, "why": str(error)}
             self._access.audit.note(error.event, subject, over="admin", **(about | error.about))
             raise
 
-    async def _check(self, request: web.Request) -> None:
+    async def _check(self, request: web.Request, role: ApiRole) -> Subject:
         is_safe = request.method in _SAFE_METHODS
-        if is_safe and request.path in OPEN_PATHS:
-            return
-        self._check_host(request)
         address = _address_of(request)
+        anonymous = Subject(address=address)
+        if is_safe and request.path in OPEN_PATHS:
+            return anonymous
+        self._check_host(request)
         self._check_bans(Subject(address=address))  # before a password costs anything
         if not is_safe:
             _check_origin(request)
         if is_safe and request.path == METRICS and self._options.metrics == "open":
-            return
-        if self._is_anonymous_allowed(request):
-            return
-        identity = await self._identify(request, address)
+            return anonymous
+        if role is ApiRole.VIEWER and self._is_anonymous_allowed(request):
+            return anonymous
+        identity = await self._identify(request, address, role)
         if identity is None:
-            return  # a certificate that the authority of the listener has signed, and nothing else is configured
+            return anonymous  # a certificate that the authority of the listener has signed, and nothing else is configured
         policy = self._access.policy
         subject = Subject(identity.user, identity.roles, address=address)
         if policy is not None:
             subject = policy.with_roles(subject)
         self._check_bans(subject)
-        wanted = {VIEWER, OPERATOR} if is_safe else {OPERATOR}
-        if not wanted & subject.roles:
+        if not role.sufficient & subject.roles:
+            wanted = " or ".join(each for each in ApiRole if each in role.sufficient)
             raise AdminRefused(
                 HTTPStatus.FORBIDDEN,
-                f"{identity.user} has no role {' or '.join(sorted(wanted))}, which a token or a [[role]] of access.file gives",
+                f"{identity.user} has no role {wanted}, which a token or a [[role]] of access.file gives",
                 "denied",
                 subject,
             )
+        return subject
 
     # --- where from -------------------------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class AdminAccess:
 
     # --- who --------------------------------------------------------------------------------------------------------
 
-    async def _identify(self, request: web.Request, address: str) -> ProvenIdentity | None:
+    async def _identify(self, request: web.Request, address: str, role: ApiRole) -> ProvenIdentity | None:
         """Return who sends a request; None if a certificate is all that is asked for. Raises AdminRefused."""
         access = self._access
         scheme, _, credentials = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
@@ -195,7 +197,7 @@ class AdminAccess:
                 return found
             why = "user name and password are not right"
         elif names := tuple(_names_of(request)):
-            if access.policy is None and not access.authenticates:
+            if access.policy is None and not access.authenticates and role is ApiRole.VIEWER:
                 return None
             principal = access.policy.by_certificate(names) if access.policy is not None else None
             if principal is not None:
@@ -204,7 +206,8 @@ class AdminAccess:
         raise AdminRefused(
             HTTPStatus.UNAUTHORIZED,
             "the node doesn't know who asks: show a token (authorization: Bearer TOKEN), a user name and a password "
-            "(authorization: Basic ...) or a certificate of somebody with the role viewer or operator",
+            "(authorization: Basic ...) or a certificate of somebody with the role "
+            f"{' or '.join(each for each in ApiRole if each in role.sufficient)}",
             claimed=claimed,
             why=why,
         )

@@ -1,7 +1,7 @@
 """The control socket: a Unix socket in the data directory, on which commands of this machine ask the node to do something.
 
 It speaks HTTP. Nobody needs a password, because the permissions of the socket's file say who may connect: the user whose node
-it is, and root. The admin listener stays read-only.
+it is, and root. The admin API is here too, and whoever may connect has the role admin.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
+from typing import Final
 
 import orjson
 import structlog
 from aiohttp import web
 
+from penstock.access.subject import Subject
+from penstock.node.api.dispatch import BODY_BYTES_MAX, SUBJECT, AdminApi
+from penstock.node.api.operation import ApiRole
 from penstock.node.controladdress import SOCKET, address_of
 from penstock.node.errors import ControlRefused
 
@@ -25,6 +29,9 @@ logger = structlog.get_logger("node")
 
 SHUTDOWN_S = 1.0
 """Seconds that `stop` waits for responses in progress."""
+
+OWNER: Final = Subject("control socket", frozenset((ApiRole.ADMIN,)))
+"""Who asks on the control socket: the user whose node it is, or root."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,16 +47,19 @@ class Control:
     Parameters:
         data_dir: of the node, whose lock this process holds.
         routes: what the node does on request.
+        api: the admin API; None for a socket without.
     """
 
-    def __init__(self, data_dir: Path, routes: Routes) -> None:
+    def __init__(self, data_dir: Path, routes: Routes, api: AdminApi | None = None) -> None:
+        self._api = api
         self._data_dir = data_dir
         self._routes = routes
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         """Open the socket. Where that fails, log it: the node serves its clients all the same."""
-        app = web.Application(middlewares=[_refusals])
+        app = web.Application(middlewares=[_refusals], client_max_size=BODY_BYTES_MAX)
+        app.add_routes(self._api.routes() if self._api is not None else ())
         for (method, path), handler in self._routes.items():
             app.router.add_route(method, path, handler)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
@@ -115,6 +125,7 @@ def _bind(data_dir: Path) -> socket.socket:
 
 @web.middleware
 async def _refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request[SUBJECT] = OWNER
     try:
         return await handler(request)
     except ControlRefused as error:

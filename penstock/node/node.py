@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,10 @@ from penstock.gateway.options import PLAIN_NAME
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node import tablesoptions
 from penstock.node.accesscontrol import OPERATOR, AccessOverSocket
-from penstock.node.admin import Admin
+from penstock.node.admin import Admin, NodeViews
+from penstock.node.api.access import AccessOperations
+from penstock.node.api.dispatch import AdminApi
+from penstock.node.api.operation import Operation
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.clustercontrol import ClusterControl
@@ -171,16 +174,20 @@ class Node:
         self._totaller = GroupTotaller(self.pop, self.store)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
+        self._api = AdminApi(self._operations(), self.access.audit, __version__)
         self._admin = Admin(
             config.admin,
             self.access,
-            registry=self.registry,
-            ready=lambda: self._is_ready,
-            state=self.state,
-            timers=partial(timers_of, self.delayed, listing),
-            level=self._level,
-            prepare=self._totaller.prepare,
-            connections_max=self.descriptors.admin,
+            NodeViews(
+                self.registry,
+                ready=lambda: self._is_ready,
+                state=self.state,
+                timers=partial(timers_of, self.delayed, listing),
+                level=self._level,
+                prepare=self._totaller.prepare,
+            ),
+            self._api,
+            self.descriptors.admin,
         )
         access = AccessOverSocket(
             self.access, self.reload, self.gateway.rechecked, self.gateway.disconnect, self._pop_server.disconnect
@@ -196,6 +203,7 @@ class Node:
                 **ClientControl(self.rocketmq, self.store).routes(),
                 **ClusterControl(self._replication, lambda: self.on_move()).routes(),
             },
+            self._api,
         )
         self._is_ready = False
         self._serves = False
@@ -211,6 +219,12 @@ class Node:
         self.mqtt: HostPort = config.mqtt.listen if isinstance(config.mqtt.listen, HostPort) else HostPort("", 0)
         self.grpc: HostPort = config.pop.listen
         self.admin: HostPort = config.admin.listen
+
+    def _operations(self) -> Iterator[Operation]:
+        """Yield the operations of the admin API."""
+        yield from AccessOperations(
+            self.access, self.reload, self.gateway.rechecked, self.gateway.disconnect, self._pop_server.disconnect
+        ).operations()
 
     def _install_snapshot(self) -> None:
         position = install_snapshot(self.config.data_dir)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from penstock.access.control import AccessControl
 from penstock.access.options import AccessControlOptions
-from penstock.node.admin import PATHS, Admin
+from penstock.node.admin import PATHS, Admin, NodeViews
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import AdminUnavailable
 from penstock.store.errors import TopicInvalid
@@ -41,10 +41,7 @@ class Node:
         return Admin(
             options,
             self.access,
-            registry=self.registry,
-            ready=lambda: self.is_ready,
-            state=lambda: self.state,
-            timers=self.timers,
+            NodeViews(self.registry, lambda: self.is_ready, lambda: self.state, self.timers),
         )
 
     async def timers(self, parameters: Mapping[str, str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from penstock.access.control import AccessControl
 from penstock.access.options import AccessControlOptions, TokenOptions
 from penstock.node import adminaccess
-from penstock.node.admin import Admin
+from penstock.node.admin import Admin, NodeViews
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import AdminUnavailable
 from penstock.store.options import HostPort
@@ -101,7 +101,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         )
         access = AccessControl(control if has_access else AccessControlOptions(), tmp_path, lambda: 1_700_000_000_000)
         chosen = AdminOptions(listen=listen, **options)
-        admin = Admin(chosen, access, registry=CollectorRegistry(), ready=lambda: True, state=dict, timers=no_timers)
+        admin = Admin(chosen, access, NodeViews(CollectorRegistry(), lambda: True, dict, no_timers))
         started.append(admin)
         return Listening(admin, access, await admin.start(), is_tls=bool(chosen.certificate_file))
 

@@ -1,0 +1,153 @@
+"""Serves the operations of the admin API over HTTP: requests are checked, answers are JSON, and changes are audited."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from penstock.access.audit import Audit
+from penstock.access.subject import Subject
+from penstock.node.api.openapi import PREFIX, document
+from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation
+from penstock.store.errors import DiskFull, LimitExceeded
+
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of a body. A batch of messages is the largest."""
+
+SUBJECT: Final = web.RequestKey("subject", Subject)
+"""Key of a request: who sends it, once that is known."""
+
+ROLE: Final = "penstock_role"
+"""Attribute of a handler: the role that its caller needs."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminApi:
+    """The operations of a node.
+
+    Parameters:
+        operations: all of them.
+        audit: the audit log.
+        version: of Penstock.
+    """
+
+    def __init__(self, operations: Iterable[Operation], audit: Audit, version: str) -> None:
+        self._operations = tuple(operations)
+        self._audit = audit
+        self._document = msgspec.json.encode(document(self._operations, version))
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes, for the admin listener and for the control socket."""
+        return [
+            web.get(f"{PREFIX}/openapi.json", self._describe),
+            *(web.route(operation.method, PREFIX + operation.path, self._handler(operation)) for operation in self._operations),
+        ]
+
+    async def _describe(self, _request: web.Request) -> web.Response:
+        return _response(self._document)
+
+    def _handler(self, operation: Operation) -> Handler:
+        decoder = msgspec.json.Decoder(operation.body) if operation.body is not None else None
+
+        async def handle(request: web.Request) -> web.Response:
+            call = ApiCall(request[SUBJECT], request.match_info, None, None, _version(request))
+            try:
+                call.query = _query(operation, request)
+                call.body = await _body(decoder, request) if decoder is not None else None
+                answer = await operation.serve(call)
+            except ApiError as error:
+                return self._refuse(operation, call, error)
+            except (DiskFull, LimitExceeded) as error:
+                return self._refuse(operation, call, ApiError(HTTPStatus.CONFLICT, str(error)))
+            if not operation.is_safe and not operation.writes_audit:
+                self._audit.note("changed", call.subject, over="admin", what=operation.id, **{**call.path, **call.noted})
+            version = getattr(answer, "version", "")
+            return _response(msgspec.json.encode(answer), headers={hdrs.ETAG: f'"{version}"'} if version else {})
+
+        setattr(handle, ROLE, operation.role)
+        return handle
+
+    def _refuse(self, operation: Operation, call: ApiCall, error: ApiError) -> web.Response:
+        if not operation.is_safe:
+            values = {**call.path, **call.noted, "why": str(error)}
+            self._audit.note("failed", call.subject, over="admin", what=operation.id, **values)
+        return error_response(error)
+
+
+def role_of(request: web.Request) -> ApiRole:
+    """Return the role that the caller of a request needs: that of the operation, if the request is for one."""
+    role = getattr(request.match_info.handler, ROLE, None)
+    if isinstance(role, ApiRole):
+        return role
+    if request.match_info.http_exception is not None:
+        return ApiRole.VIEWER  # there is nothing that could be changed
+    return ApiRole.VIEWER if request.method in ("GET", "HEAD") else ApiRole.OPERATOR
+
+
+async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Serve a request; where aiohttp refuses it, answer with JSON too."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < HTTPStatus.BAD_REQUEST:
+            raise
+        why = {
+            HTTPStatus.NOT_FOUND: f"there is no {request.path[:200]!r} here; `/` lists what there is",
+            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.path[:200]!r} takes no {request.method}",
+        }.get(HTTPStatus(error.status), error.reason)
+        response = error_response(ApiError(HTTPStatus(error.status), why))
+        if hdrs.ALLOW in error.headers:
+            response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+        return response
+
+
+def error_response(error: ApiError) -> web.Response:
+    """Return the response that tells an error."""
+    headers = {hdrs.RETRY_AFTER: "1"} if error.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS) else {}
+    return _response(msgspec.json.encode({"error": str(error)}), error.status, headers)
+
+
+def _response(body: bytes, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[Any, str] | None = None) -> web.Response:
+    return web.Response(
+        body=body,
+        status=status,
+        content_type="application/json",
+        headers={hdrs.CACHE_CONTROL: "no-store", **(headers or {})},
+    )
+
+
+def _version(request: web.Request) -> str:
+    return request.headers.get(hdrs.IF_MATCH, "").removeprefix("W/").strip('"')
+
+
+def _query(operation: Operation, request: web.Request) -> Any:
+    query = request.query
+    for name in query:
+        if len(query.getall(name)) > 1:
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"the parameter {name[:80]!r} is given more than once")
+    try:
+        return msgspec.convert(dict(query), operation.query, strict=False)
+    except msgspec.ValidationError as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"the parameters are not valid: {error}") from None
+
+
+async def _body(decoder: msgspec.json.Decoder[Any], request: web.Request) -> Any:
+    if request.content_type != "application/json":
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body is {request.content_type[:80]!r}, but must be application/json"
+        )
+    try:
+        data = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise ApiError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {BODY_BYTES_MAX} bytes; send less at a time"
+        ) from None
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"the body is not valid: {error}") from None

@@ -1,0 +1,199 @@
+"""An operation of the admin API: its path, its role, the types of what it takes and answers, and what serves it.
+
+The types are `msgspec.Struct`s. Requests are checked against them, and the OpenAPI document is made from them, so neither can
+say something else than the code does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from http import HTTPStatus
+from time import perf_counter
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from penstock.access.subject import Subject
+
+LIMIT_MAX: Final = 1_000
+"""Items of one page."""
+
+CURSOR_CHARS_MAX: Final = 2_000
+"""Characters of a cursor, which may hold a topic or a client id in hexadecimal digits or as it is."""
+
+SLICE_S: Final = 0.001
+"""Seconds that a request works at a time. The loop serves clients in between."""
+
+LOOKED_AT_ONCE: Final = 64
+"""Items that a request looks at between two looks at the time."""
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class ApiRole(StrEnum):
+    """What a caller must be. Each role may do what those before it may."""
+
+    VIEWER = "viewer"
+    """Sees names, numbers and states; no message bodies."""
+    OPERATOR = "operator"
+    """Also reads messages, and does what can be undone or what clients could do: kick, publish, pause, redrive."""
+    ADMIN = "admin"
+    """Also deletes data, bans, and changes options of the node."""
+
+    @property
+    def sufficient(self) -> frozenset[str]:
+        """The roles that include this one."""
+        roles = list(ApiRole)
+        return frozenset(roles[roles.index(self) :])
+
+
+class ApiError(Exception):
+    """Raised for a request that is not served as asked. The message is for whoever sent it.
+
+    Parameters:
+        status: the status of the response.
+    """
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def not_found(what: str, name: str) -> ApiError:
+    """Return the error for a thing that does not exist."""
+    return ApiError(HTTPStatus.NOT_FOUND, f"there is no {what} {name[:200]!r}")
+
+
+class NoQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The parameters of an operation that takes none."""
+
+
+class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The parameters of every listing."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX, description="Maximum number of items.")] = 100
+    after: Annotated[
+        str, msgspec.Meta(max_length=CURSOR_CHARS_MAX, description="`next` of the page before; empty for the first page.")
+    ] = ""
+
+
+class Done(msgspec.Struct):
+    """The answer of an operation that has nothing else to say."""
+
+    done: Literal[True] = True
+
+
+@dataclass(slots=True)
+class ApiCall:
+    """A request that is checked, and may be served."""
+
+    subject: Subject
+    """Who asks."""
+    path: Mapping[str, str]
+    """The parts of the path that the operation names."""
+    query: Any
+    """Of the operation's type."""
+    body: Any
+    """Of the operation's type; None if it takes no body."""
+    if_match: str = ""
+    """The version of the thing that the caller has seen; empty if it did not say."""
+    noted: dict[str, object] = field(default_factory=dict)
+    """Fields of the line in the audit log, besides the parts of the path."""
+
+    def check_version(self, version: str) -> None:
+        """Raise ApiError if the caller has seen another version of what it is about to change than the present one."""
+        if self.if_match not in ("", "*", version):
+            raise ApiError(
+                HTTPStatus.PRECONDITION_FAILED,
+                f"it has changed since it was read: its version is {version!r} and not {self.if_match[:80]!r}; read it again",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: a method on a path."""
+
+    id: str
+    """Its name in the OpenAPI document and in the audit log, such as `kickClient`."""
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    path: str
+    """Below `/api/v1`, with the names of its parts in braces, such as `/clients/{client_id}`."""
+    role: ApiRole
+    summary: str
+    """A sentence for the reference."""
+    serve: Callable[[ApiCall], Awaitable[Any]]
+    """Returns the answer, of the type `answer`. It raises ApiError."""
+    answer: Any
+    """The type of the answer."""
+    query: type[msgspec.Struct] = NoQuery
+    """The type of the parameters."""
+    body: Any = None
+    """The type of the body; None if the operation takes none."""
+    writes_audit: bool = False
+    """Whether what it calls writes the line of a change into the audit log."""
+
+    @property
+    def tag(self) -> str:
+        """The resource that the operation belongs to."""
+        return self.path.split("/")[1]
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the operation changes nothing."""
+        return self.method == "GET"
+
+
+async def in_slices(items: Iterable[T]) -> list[T]:
+    """Return all items of an iterable that does some work for each, in slices between other work of the loop.
+
+    The iterable must bear that other work goes on in between: a copy, or a generator that looks up anew.
+    """
+    done: list[T] = []
+    until_s = perf_counter() + SLICE_S
+    for number, item in enumerate(items):
+        done.append(item)
+        if number % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
+            await asyncio.sleep(0)
+            until_s = perf_counter() + SLICE_S
+    return done
+
+
+async def page_by_name(
+    items: Mapping[str, Item], query: PageQuery, wanted: Callable[[str, Item], bool] = lambda name, item: True
+) -> tuple[list[tuple[str, Item]], str | None]:
+    """Return a page of a mapping in the order of its names, and the cursor of the next one; None if there is none.
+
+    The time is in proportion to the size of the mapping, in slices between other work. Items that come or go meanwhile may be
+    on the page or not; all others are on exactly one page.
+
+    Args:
+        items: by name.
+        query: which page.
+        wanted: tells which items are listed.
+    """
+    after, limit = query.after, query.limit
+    lowest: list[tuple[str, Item]] = []
+    last = ""
+    until_s = perf_counter() + SLICE_S
+    for number, (name, item) in enumerate(tuple(items.items())):
+        if number % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
+            await asyncio.sleep(0)
+            until_s = perf_counter() + SLICE_S
+        if name <= after or (last and name >= last) or not wanted(name, item):
+            continue
+        lowest.append((name, item))
+        if len(lowest) >= 2 * limit + 2:  # keep the lowest; what is above the last of them needs no look any more
+            lowest.sort(key=_name)
+            del lowest[limit + 1 :]
+            last = lowest[-1][0]
+    lowest.sort(key=_name)
+    page = lowest[:limit]
+    return page, page[-1][0] if len(lowest) > limit else None
+
+
+def _name(entry: tuple[str, Any]) -> str:
+    return entry[0]
