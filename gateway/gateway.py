@@ -179,9 +179,9 @@ class Gateway:
         self.backpressure = Backpressure(self.store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
         self.backlog = DiskFullBacklog()
-        self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
+        self.clients = ClientRegistry(options.connections_max)
         self.keep_alives = KeepAliveWheel()
-        self.connections: OpenConnections[Connection] = OpenConnections(
+        self.connections = OpenConnections(
             self.clients,
             self.keep_alives,
             self.backpressure,
@@ -234,7 +234,7 @@ class Gateway:
             inflight_max=options.inflight_max,
         )
         self._subscribing = Subscribing(self.store, self.counters, self.logbook, options)
-        self._handshake: Handshake[Connection] = Handshake(
+        self._handshake = Handshake(
             options,
             self.authorizer,
             self.connections,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import ref
 
 from penstock.access.control import AccessControl
@@ -30,7 +30,6 @@ from penstock.gateway.auth.logins import Logins
 from penstock.gateway.auth.pending import AuthorizationPending
 from penstock.gateway.auth.permissions import Permissions, may, subject_of
 from penstock.gateway.auth.questions import Questions
-from penstock.gateway.auth.verified import Credential
 from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions
@@ -44,45 +43,7 @@ if TYPE_CHECKING:
     from penstock.gateway.auth.client_session import ClientSession
     from penstock.gateway.auth.plugin_context import Publish
     from penstock.gateway.auth.plugins import Plugins
-
-
-class Applicant(Protocol):
-    """A connection, as far as access control knows it."""
-
-    peer: Peer
-    """The other end."""
-    plugin_session: ClientSession | None
-    """The client as the plugins see it."""
-    candidate: Candidate | None
-    """The CONNECT while it is authenticated."""
-    identity: ProvenIdentity | None
-    """Who the client is, if a password file or a token has proved it."""
-    credential: Credential | None
-    """The credentials with which the client was accepted, if they are remembered."""
-    user: str
-    """The user name, if somebody vouches for it; otherwise empty."""
-    permissions: Permissions | None
-    """What the client may do with topics, if there are plugins for topics."""
-
-    def pump_soon(self) -> None:
-        """Continue the client's deliveries in the next turn of the loop."""
-        ...
-
-    def close(self, why: str, reason: ReasonCode) -> None:
-        """Close the connection; `why` is for the log."""
-        ...
-
-    def held_filters(self) -> list[str]:
-        """Return the filters of the client's subscriptions."""
-        ...
-
-    def withdraw(self, filters: Sequence[str], why: str) -> None:
-        """End subscriptions, and close the connection to tell the client; do nothing if there are none."""
-        ...
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Call a function after `delay_s` seconds."""
-        ...
+    from penstock.gateway.connection.connection import Connection
 
 
 ASKED_AGAIN_MAX: Final = 200
@@ -138,9 +99,9 @@ class Authorizer:
         self._store = store
         self._publish = publish
         self._plugins: Plugins | None = None
-        self._rechecks: deque[tuple[float, ref[Applicant]]] = deque()
+        self._rechecks: deque[tuple[float, ref[Connection]]] = deque()
         """When to ask the plugins again about the subscriptions of each client, in monotonic seconds."""
-        self._ends: dict[int, dict[Applicant, None]] = {}
+        self._ends: dict[int, dict[Connection, None]] = {}
         """The clients whose tokens end, by the second in which they do, since 1970."""
         self.now_s: Callable[[], float]
         """Returns the monotonic time in seconds."""
@@ -188,7 +149,7 @@ class Authorizer:
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
-    def admit(self, connection: Applicant, wish: Connect) -> None:
+    def admit(self, connection: Connection, wish: Connect) -> None:
         """Let a client connect, as a client with the CONNECT `wish`.
 
         Raises:
@@ -263,7 +224,7 @@ class Authorizer:
 
         return ClientSession(wish, wish.client_id or assign_client_id(), peer)
 
-    def check_ban(self, connection: Applicant, wish: Connect, user: str) -> None:
+    def check_ban(self, connection: Connection, wish: Connect, user: str) -> None:
         """Check that no ban concerns a client.
 
         Args:
@@ -278,7 +239,7 @@ class Authorizer:
         if ban is not None:
             raise ConnectRefused(f"The {ban.kind} {ban.name!r} is banned.", ConnectCode.NOT_AUTHORIZED, ReasonCode.BANNED)
 
-    def client_id_of(self, connection: Applicant, wish: Connect) -> str:
+    def client_id_of(self, connection: Connection, wish: Connect) -> str:
         """Return the client id of a client that is authenticated, which the node assigns if the client sent none.
 
         Raises:
@@ -295,7 +256,7 @@ class Authorizer:
             )
         return client_id
 
-    def forbidden(self, connection: Applicant, client_id: str, filters: list[str]) -> list[str]:
+    def forbidden(self, connection: Connection, client_id: str, filters: list[str]) -> list[str]:
         """Return those filters of a stored session that its client may no longer have.
 
         Raises:
@@ -313,7 +274,7 @@ class Authorizer:
             found = list(dict.fromkeys([*found, *refused]))
         return found
 
-    def check_will(self, connection: Applicant, wish: Connect) -> None:
+    def check_will(self, connection: Connection, wish: Connect) -> None:
         """Check that the rules let a client that is authenticated publish to the topic of its will. Raises ConnectRefused."""
         rights = self._rights_of(connection, wish.client_id)
         if wish.will is None or rights is None:
@@ -323,7 +284,7 @@ class Authorizer:
             self.note_denied(rights, PUBLISH, [topic])
             raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
 
-    def author_of(self, connection: Applicant, client_id: str) -> tuple[Subject, str]:
+    def author_of(self, connection: Connection, client_id: str) -> tuple[Subject, str]:
         """Return who an authenticated client is, and the `ProvenIdentity.proof` of that, for `may_publish_will`."""
         return self._subject_of(connection, client_id), connection.identity.proof if connection.identity is not None else ""
 
@@ -342,7 +303,7 @@ class Authorizer:
             return False
         return proves
 
-    def note_refused(self, connection: Applicant, wish: Connect | None, error: ProtocolError) -> None:
+    def note_refused(self, connection: Connection, wish: Connect | None, error: ProtocolError) -> None:
         """Write into the audit log that a CONNECT was refused. `wish` is None if it could not be read."""
         peer = connection.peer
         client_id, claimed = (wish.client_id, wish.username) if wish is not None else ("", None)
@@ -369,12 +330,12 @@ class Authorizer:
             who = {"client": subject.client_id, "user": subject.user, "peer": subject.address}
             self._logbook.note("publish.denied", **who, topic=name[:80], **by)
 
-    def _rights_of(self, connection: Applicant, client_id: str) -> Rights | None:
+    def _rights_of(self, connection: Connection, client_id: str) -> Rights | None:
         """Return what the rules let an authenticated client do; None if there are no rules."""
         policy = self.access.policy
         return policy.rights_of(self._subject_of(connection, client_id)) if policy is not None else None
 
-    def _subject_of(self, connection: Applicant, client_id: str) -> Subject:
+    def _subject_of(self, connection: Connection, client_id: str) -> Subject:
         identity, peer = connection.identity, connection.peer
         roles = peer.roles | identity.roles if identity is not None else peer.roles
         return Subject(self.user_of(connection), roles, client_id, peer.host)
@@ -383,7 +344,7 @@ class Authorizer:
         """Return whether the password or the key that proved who a client is does not count any more."""
         return identity is not None and self.access.still_proves(identity.user, identity.proof) is False
 
-    def recheck(self, connection: Applicant, client_id: str, filters: list[str]) -> Recheck:
+    def recheck(self, connection: Connection, client_id: str, filters: list[str]) -> Recheck:
         """Look again at a connected client, because access control has changed."""
         subject = self._subject_of(connection, client_id)
         ban = self.access.bans.of(subject)
@@ -397,11 +358,11 @@ class Authorizer:
         refused = permissions.replace(policy.rights_of(subject), filters)
         return Recheck("its rights have changed" if refused else "", refused, permissions.allows_will())
 
-    def user_of(self, connection: Applicant) -> str:
+    def user_of(self, connection: Connection) -> str:
         """Return the user name of an admitted client; empty if neither certificate, password nor plugin vouch for one."""
         return connection.user
 
-    def entered(self, connection: Applicant, client_id: str) -> None:
+    def entered(self, connection: Connection, client_id: str) -> None:
         """Tell the plugins of an admitted client that has its session, and give it `Permissions` if topics have plugins."""
         session, candidate, connection.candidate = connection.plugin_session, connection.candidate, None
         if candidate is not None and candidate.credential is not None and self.logins.verified is not None:
@@ -421,7 +382,7 @@ class Authorizer:
         peer = connection.peer
         self.access.audit.note("connected", self._subject_of(connection, client_id), listener=peer.listener.name)
 
-    def left(self, connection: Applicant) -> None:
+    def left(self, connection: Connection) -> None:
         """Forget a client that was admitted."""
         if connection.candidate is not None and connection.candidate.login is not None:
             self.logins.queue.drop(connection.candidate.login)
@@ -515,7 +476,7 @@ class Authorizer:
         subjects = [subject_of(topic, action) for topic in topics]
         self.questions.ask(plugins, lambda: plugins.topics(session, subjects, action), note)
 
-    def _ask_again_later(self, connection: Applicant) -> None:
+    def _ask_again_later(self, connection: Connection) -> None:
         if self.options.subscriptions_ms:
             self._rechecks.append((self.now_s() + self.options.subscriptions_ms / 1000, ref(connection)))
 
@@ -531,7 +492,7 @@ class Authorizer:
             if filters:
                 self._ask_about_subscriptions(connection, connection.permissions.session, filters)
 
-    def _ask_about_subscriptions(self, connection: Applicant, session: ClientSession, filters: list[str]) -> None:
+    def _ask_about_subscriptions(self, connection: Connection, session: ClientSession, filters: list[str]) -> None:
         def answered(answers: list[bool | None]) -> None:
             refused = [each for each, answer in zip(filters, answers, strict=True) if answer is False]
             connection.withdraw(refused, "the plugins no longer allow one of its subscriptions")

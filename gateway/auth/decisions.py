@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.gateway.options import AccessOptions
 
-
-class KeepsDecisions(Protocol):
-    """The decisions about one client."""
-
-    is_fresh: bool
-    """Whether `Decisions` knows when they have to be forgotten."""
-    kept: int
-    """The number of decisions kept."""
-
-    def forget(self) -> None:
-        """Forget all decisions."""
-        ...
+if TYPE_CHECKING:
+    from penstock.gateway.auth.permissions import Permissions
 
 
 class Decisions:
@@ -32,7 +22,7 @@ class Decisions:
     def __init__(self, options: AccessOptions) -> None:
         self._options = options
         self._now_s: Callable[[], float]
-        self._fresh: deque[tuple[float, KeepsDecisions]] = deque()
+        self._fresh: deque[tuple[float, Permissions]] = deque()
         """The clients with decisions, and when these expire."""
         self.kept = 0
         """The number of decisions kept for all clients."""
@@ -48,7 +38,7 @@ class Decisions:
         while self.kept + count > self._options.decisions_max and self._fresh:
             self._forget_oldest()
 
-    def add(self, client: KeepsDecisions, count: int) -> None:
+    def add(self, client: Permissions, count: int) -> None:
         """Count `count` decisions that are kept for a client from now on."""
         if not client.is_fresh:
             client.is_fresh = True
@@ -56,7 +46,7 @@ class Decisions:
         client.kept += count
         self.kept += count
 
-    def add_one(self, client: KeepsDecisions) -> None:
+    def add_one(self, client: Permissions) -> None:
         """Make room for a decision, and count it as kept for a client from now on."""
         if self.kept >= self._options.decisions_max:
             self.make_room(1)
@@ -66,7 +56,7 @@ class Decisions:
         else:
             self.add(client, 1)
 
-    def remove(self, client: KeepsDecisions) -> None:
+    def remove(self, client: Permissions) -> None:
         """Stop counting the decisions of a client."""
         self.kept -= client.kept
         client.kept = 0

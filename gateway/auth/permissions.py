@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from penstock.access.rights import Rights
@@ -18,46 +18,15 @@ from penstock.store.queues.lightqueue import ENTRY_BYTES
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
+    from penstock.gateway.auth.authorizer import Authorizer
     from penstock.gateway.auth.client_session import ClientSession
+    from penstock.gateway.connection.connection import Connection
 
 TOPICS_ASKED_MAX: Final = 16
 """The maximum number of topics in one question. It is at most the least value of `decisions_per_client_max`; otherwise answers
 would be forgotten before they are used."""
 
 _PUBLISHES: Final = (PUBLISH_PACKET, PUBLISH_WITH, PUBLISH_RUN)
-
-
-class Pumped(Protocol):
-    """The connection of the client."""
-
-    def pump_soon(self) -> None:
-        """Continue the client's deliveries in the next turn of the loop."""
-        ...
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Call a function after `delay_s` seconds."""
-        ...
-
-
-class TopicAsker(Protocol):
-    """Asks the plugins about topics, and notes what was decided."""
-
-    now_s: Callable[[], float]
-    """Returns the monotonic time in seconds."""
-
-    def ask_topics(
-        self,
-        session: ClientSession | None,
-        action: str,
-        topics: list[bytes],
-        answered: Callable[[list[bool | None]], None],
-    ) -> None:
-        """Ask what a client may do with topics or filters. `answered` gets the answers in order; None stands for no answer."""
-        ...
-
-    def note_denied(self, rights: Rights, action: str, topics: list[bytes]) -> None:
-        """Note topics or filters that the rules deny a client."""
-        ...
 
 
 class Permissions:
@@ -94,10 +63,10 @@ class Permissions:
 
     def __init__(
         self,
-        asker: TopicAsker,
+        asker: Authorizer,
         decisions: Decisions,
         store: Store,
-        connection: Pumped,
+        connection: Connection,
         session: ClientSession | None,
         rights: Rights | None = None,
     ) -> None:

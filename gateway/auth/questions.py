@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions
+
+if TYPE_CHECKING:
+    from penstock.gateway.auth.plugins import Plugins
 
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]
 """Begins to ask the plugins. It is called on their thread, and what it returns runs there."""
@@ -38,17 +41,6 @@ class Question:
         self._answered(result, "" if not error else "timeout" if error == "timeout" else "error")
 
 
-class Asked(Protocol):
-    """Answers questions, on a thread of its own."""
-
-    def ask(self, work: Work, question: Question) -> None:
-        """Run `work`, and answer the question on the caller's loop: with result and empty string, or with None and error.
-
-        The work does not begin if the question is answered by then, because it has waited for too long.
-        """
-        ...
-
-
 class Questions:
     """The questions of all clients.
 
@@ -73,7 +65,7 @@ class Questions:
 
     def ask(
         self,
-        plugins: Asked,
+        plugins: Plugins,
         work: Work,
         answered: Callable[[Any, str], None],
     ) -> None:

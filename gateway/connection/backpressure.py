@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from enum import IntFlag
+from typing import TYPE_CHECKING, Final
 
-from penstock.gateway.connection.pausing import Pausable, PauseReason
 from penstock.store.store import Store
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 RECHECK_S: Final = 0.02
 """Seconds between two checks whether the disk has caught up, while a connection waits for it."""
+
+
+class PauseReason(IntFlag):
+    """Why the server does not read a connection. Several reasons may hold at a time; reading resumes when none is left."""
+
+    ANSWERS_UNREAD = 1
+    """The client does not read the answers that pile up for it."""
+    THROTTLED = 2
+    """The client has sent more than its rate allows."""
+    DISK_BEHIND = 4
+    """Too many bytes of the log wait for the disk."""
+    AUTHORIZATION_PENDING = 8
+    """The plugins have not said yet what the client may do."""
+    DISK_FULL = 16
+    """The client has published more than the server keeps in memory while the disk has no room."""
+    TURN_OVER = 32
+    """The client has sent so much at once that the rest is handled in later turns of the loop."""
 
 
 class Backpressure:
@@ -23,7 +43,7 @@ class Backpressure:
     def __init__(self, store: Store, bytes_max: int) -> None:
         self._store = store
         self._bytes_max = bytes_max
-        self._waiting: dict[Pausable, None] = {}
+        self._waiting: dict[Connection, None] = {}
         self._is_checking = False
         self._loop: asyncio.AbstractEventLoop
         self.check_at = 0
@@ -44,7 +64,7 @@ class Backpressure:
         """Bytes of the log that are stored and not known to be on disk."""
         return self._store.log.end - self._store.committed_position
 
-    def apply(self, publisher: Pausable) -> None:
+    def apply(self, publisher: Connection) -> None:
         """Pause a connection that has just published, if the disk is behind. Needed only if the log ends above `check_at`."""
         self.check_at = self._store.committed_position + self._bytes_max
         if self._store.log.end <= self.check_at:
@@ -56,7 +76,7 @@ class Backpressure:
         self._waiting[publisher] = None
         publisher.pause_reading(PauseReason.DISK_BEHIND)
 
-    def forget(self, publisher: Pausable) -> None:
+    def forget(self, publisher: Connection) -> None:
         """Forget a connection that has closed."""
         self._waiting.pop(publisher, None)
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 
-
-class Closable(Protocol):
-    """What a newer connection of the same client id closes."""
-
-    def close(self, why: str, reason: ReasonCode) -> None:
-        """Close the connection; `why` is for the log."""
-        ...
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 
-C = TypeVar("C", bound=Closable)
-
-
-class ClientRegistry(Mapping[str, C]):
+class ClientRegistry(Mapping[str, "Connection"]):
     """The connection of each client id. A client id has one connection at most.
 
     Parameters:
@@ -29,9 +21,9 @@ class ClientRegistry(Mapping[str, C]):
 
     def __init__(self, clients_max: int) -> None:
         self._clients_max = clients_max
-        self._clients: dict[str, C] = {}
+        self._clients: dict[str, Connection] = {}
 
-    def __getitem__(self, client_id: str) -> C:
+    def __getitem__(self, client_id: str) -> Connection:
         return self._clients[client_id]
 
     def __iter__(self) -> Iterator[str]:
@@ -55,11 +47,11 @@ class ClientRegistry(Mapping[str, C]):
         if older is not None:
             older.close("another connection took over its client id", ReasonCode.SESSION_TAKEN_OVER)
 
-    def enter(self, client_id: str, connection: C) -> None:
+    def enter(self, client_id: str, connection: Connection) -> None:
         """Make a connection the one of a client id."""
         self._clients[client_id] = connection
 
-    def leave(self, client_id: str, connection: C) -> None:
+    def leave(self, client_id: str, connection: Connection) -> None:
         """Remove a connection that has ended, unless a newer one has its client id."""
         if self._clients.get(client_id) is connection:
             del self._clients[client_id]

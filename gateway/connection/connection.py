@@ -18,12 +18,12 @@ from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.pending import AuthorizationPending, retry_s
 from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.auth.verified import Credential
+from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.disk_full import KeptPackets
 from penstock.gateway.connection.inbox import TURN_MESSAGES, Inbox
 from penstock.gateway.connection.incoming_acks import ACKS, IncomingAcks, TracedAcks
 from penstock.gateway.connection.incoming_publishes import PUBLISHES, IncomingPublishes
 from penstock.gateway.connection.outbox import Outbox
-from penstock.gateway.connection.pausing import PauseReason
 from penstock.gateway.connection.services import ConnectionServices
 from penstock.gateway.connection.subscribing import Answering
 from penstock.gateway.connection.throttle import Meter
@@ -54,7 +54,6 @@ from penstock.gateway.sessions.session import Session
 from penstock.gateway.strikes import NO_CLAIM
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.socket_transport import READ_BYTES_MIN, SocketTransport
-from penstock.gateway.transport.websocket import AnsweringProtocol
 from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.options import KIB
 
@@ -80,7 +79,7 @@ DEFERRED: Final = int(PauseReason.AUTHORIZATION_PENDING | PauseReason.TURN_OVER)
 """The reasons not to read while packets are deferred."""
 
 
-class Connection(AnsweringProtocol):
+class Connection(asyncio.Protocol):
     """The server's end of one MQTT connection.
 
     Parameters:

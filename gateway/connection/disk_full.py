@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import ref
 
-from penstock.gateway.connection.pausing import PauseReason
+from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.protocol.packets import Packet
 from penstock.store.options import KIB, MIB
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 ALL_BYTES_MAX: Final = 64 * MIB
 """Bytes that all connections together may keep. Above it the server reads no connection that keeps anything."""
@@ -20,23 +23,11 @@ PACKET_OVERHEAD_BYTES: Final = 256
 """Memory that a kept packet takes besides its topic and its body."""
 
 
-class Keeper(Protocol):
-    """A connection that keeps packets until the disk has room."""
-
-    def pause_reading(self, reason: PauseReason) -> None:
-        """Stop reading for a reason."""
-        ...
-
-    def retry_kept(self) -> None:
-        """Handle the packets again that are kept."""
-        ...
-
-
 class DiskFullBacklog:
     """The connections that keep packets while the disk is full, and how many bytes they keep."""
 
     def __init__(self) -> None:
-        self._keepers: dict[Keeper, None] = {}
+        self._keepers: dict[Connection, None] = {}
         self.kept_bytes = 0
         """Bytes of packets that wait for a disk with room."""
 
@@ -45,7 +36,7 @@ class DiskFullBacklog:
         """True if `ALL_BYTES_MAX` is exceeded."""
         return self.kept_bytes > ALL_BYTES_MAX
 
-    def add(self, keeper: Keeper, size: int) -> None:
+    def add(self, keeper: Connection, size: int) -> None:
         """Note that a connection keeps `size` more bytes; pause all that keep anything if this fills the backlog."""
         had_room = not self.is_full
         self._keepers[keeper] = None
@@ -54,7 +45,7 @@ class DiskFullBacklog:
             for each in self._keepers:
                 each.pause_reading(PauseReason.DISK_FULL)
 
-    def remove(self, keeper: Keeper, size: int) -> None:
+    def remove(self, keeper: Connection, size: int) -> None:
         """Note that a connection keeps nothing any more; it kept `size` bytes."""
         self._keepers.pop(keeper, None)
         self.kept_bytes -= size
@@ -80,12 +71,12 @@ class KeptPackets:
 
     def __init__(self, backlog: DiskFullBacklog) -> None:
         self._backlog = backlog
-        self._keeper: ref[Keeper]
+        self._keeper: ref[Connection]
         self._bytes = 0
         self.packets: list[Packet] = []
         """The packets that wait, in order."""
 
-    def open(self, keeper: Keeper) -> None:
+    def open(self, keeper: Connection) -> None:
         """Keep packets for a connection, to which only a weak reference is held: it must not be part of a circle."""
         self._keeper = ref(keeper)
 

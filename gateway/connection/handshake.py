@@ -6,11 +6,10 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 from __future__ import annotations
 
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from penstock.gateway.auth.authorizer import Authorizer
-from penstock.gateway.connection.open_connections import OpenConnection, OpenConnections
-from penstock.gateway.connection.outbox import Outbox
+from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.redelivery import Redelivery
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.aliases import TopicAliases
@@ -37,23 +36,11 @@ from penstock.gateway.strikes import Claim, Strikes
 from penstock.gateway.traffic import Traffic
 from penstock.store.topics import excerpt
 
-
-class Connecting(OpenConnection, Protocol):
-    """A connection whose first packet has come."""
-
-    claim: Claim
-    """The names in the CONNECT."""
-    outbox: Outbox
-    """Sends the CONNACK."""
-
-    def begin(self, subscriptions: ClientSubscriptions) -> None:
-        """Serve the client: its session is in `session`."""
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 
-C = TypeVar("C", bound=Connecting)
-
-
-class Handshake(Generic[C]):
+class Handshake:
     """Accepts and refuses CONNECTs, for all connections.
 
     Parameters:
@@ -70,7 +57,7 @@ class Handshake(Generic[C]):
         self,
         options: GatewayOptions,
         authorizer: Authorizer,
-        connections: OpenConnections[C],
+        connections: OpenConnections,
         lifecycle: SessionLifecycle,
         deliveries: Deliveries,
         strikes: Strikes,
@@ -88,7 +75,7 @@ class Handshake(Generic[C]):
         self._counters = counters
         self._traffic = traffic
 
-    def accept(self, connection: C, packet: Packet) -> None:
+    def accept(self, connection: Connection, packet: Packet) -> None:
         """Accept the CONNECT that must be the first packet of a connection [MQTT-3.1.0-1].
 
         Raises:
@@ -103,7 +90,7 @@ class Handshake(Generic[C]):
             self._authorizer.note_refused(connection, wish, error)
             raise
 
-    def _wish(self, connection: C, packet: Packet) -> Connect:
+    def _wish(self, connection: Connection, packet: Packet) -> Connect:
         """Return what the first packet of a connection says. Raises ProtocolError."""
         if packet[0] == MALFORMED:
             raise packet[1]
@@ -120,7 +107,7 @@ class Handshake(Generic[C]):
             user_properties_max=self._options.user_properties_max,
         )
 
-    def _accept(self, connection: C, wish: Connect) -> None:
+    def _accept(self, connection: Connection, wish: Connect) -> None:
         if connection.peer.is_over_rate:
             raise ConnectRefused(
                 "more clients connect than the listener accepts in a second: see connections_per_s",
@@ -168,7 +155,7 @@ class Handshake(Generic[C]):
         self._traffic.packets_in[CONNECT] += 1
         self._counters.packets_in += 1
 
-    def refuse(self, connection: C, error: ProtocolError, packet: Packet, data: bytes) -> None:
+    def refuse(self, connection: Connection, error: ProtocolError, packet: Packet, data: bytes) -> None:
         """Answer a CONNECT that is refused, if its version has an answer [MQTT-3.1.4-2]. The caller closes the connection.
 
         Args:
@@ -188,7 +175,7 @@ class Handshake(Generic[C]):
         if answer:
             outbox.send(answer)
 
-    def _open_session(self, connection: C, wish: Connect, client_id: str, *, is_afresh: bool) -> tuple[Session, bool]:
+    def _open_session(self, connection: Connection, wish: Connect, client_id: str, *, is_afresh: bool) -> tuple[Session, bool]:
         """Give a connection the session of its client id, and return it, and whether it existed before.
 
         An older connection with that client id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2]. `is_afresh` as for
@@ -209,7 +196,7 @@ class Handshake(Generic[C]):
         self._traffic.client_connected(connection.peer.listener.name, connection.level)
         return session, is_present
 
-    def _check_held(self, connection: C, wish: Connect, user: str) -> None:
+    def _check_held(self, connection: Connection, wish: Connect, user: str) -> None:
         """Raise ConnectRefused if a client is held off. `user` is empty as long as nobody has vouched for it."""
         connection.claim = Claim.of(wish.username, wish.client_id)
         if self._strikes.is_held(connection.peer, user, connection.claim):

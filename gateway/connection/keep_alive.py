@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.protocol.reasons import ReasonCode
 
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
+
 STEP_S: Final = 1
 """Seconds of one slot of the wheel. A connection is closed at most this long after 1.5 times its keep alive."""
-
-
-class Watched(Protocol):
-    """What the wheel knows of a connection."""
-
-    connected: bool
-    """Its CONNECT was accepted."""
-    keep_alive_s: float
-    """Seconds of silence after which the connection is closed; 0 for no limit."""
-    received_s: float
-    """Monotonic seconds of the last read."""
-    wheel_slot: int
-    """The slot of the wheel that holds the connection. Only the wheel sets it."""
-
-    @property
-    def is_unread(self) -> bool:
-        """True while the server does not read the connection for reasons of its own."""
-        ...
-
-    def close(self, why: str, reason: ReasonCode) -> None:
-        """Close the connection."""
-        ...
 
 
 class KeepAliveWheel:
@@ -40,7 +21,7 @@ class KeepAliveWheel:
     """
 
     def __init__(self) -> None:
-        self._slots: dict[int, set[Watched]] = {}
+        self._slots: dict[int, set[Connection]] = {}
         self._next_slot = 0
 
     def __len__(self) -> int:
@@ -51,18 +32,18 @@ class KeepAliveWheel:
         """Begin at a monotonic time in seconds."""
         self._next_slot = int(now_s)
 
-    def watch(self, connection: Watched) -> None:
+    def watch(self, connection: Connection) -> None:
         """Watch a client's connection, if it has a keep alive."""
         if connection.keep_alive_s:
             self.watch_until(connection, connection.received_s + connection.keep_alive_s)
 
-    def watch_until(self, connection: Watched, deadline_s: float) -> None:
+    def watch_until(self, connection: Connection, deadline_s: float) -> None:
         """Look at a connection at a monotonic time in seconds, in place of the time noted before."""
         self.forget(connection)
         connection.wheel_slot = int(deadline_s) + STEP_S
         self._slots.setdefault(connection.wheel_slot, set()).add(connection)
 
-    def forget(self, connection: Watched) -> None:
+    def forget(self, connection: Connection) -> None:
         """Watch a connection no longer. Its slot may be a day away, and would keep the connection in memory until then."""
         slot = self._slots.get(connection.wheel_slot)
         if slot is not None:
@@ -77,7 +58,7 @@ class KeepAliveWheel:
                 self.check(connection, now_s)
             self._next_slot += STEP_S
 
-    def check(self, connection: Watched, now_s: float) -> None:
+    def check(self, connection: Connection, now_s: float) -> None:
         """Close a connection if it has been silent for too long; else watch it on."""
         if connection.is_unread:  # the client may have sent something: the server did not look
             self.watch_until(connection, now_s + STEP_S)

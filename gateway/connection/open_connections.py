@@ -6,41 +6,24 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from penstock.gateway.auth.authorizer import Applicant, Authorizer
+from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
-from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
-from penstock.gateway.connection.pausing import Pausable
+from penstock.gateway.connection.keep_alive import KeepAliveWheel
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.sessions.session import Session
 from penstock.gateway.traffic import Traffic
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 CONNECTIONS_PER_CLIENT_MAX: Final = 2
 """Connections open per `mqtt.connections_max`. A connection between the two limits is told in its CONNACK that the node is
 full."""
 
 
-class OpenConnection(Pausable, Watched, Applicant, Protocol):
-    """A connection, as far as it is registered somewhere."""
-
-    session: Session
-    """The client's session, once the client is accepted."""
-    level: int
-    """The protocol level of its CONNECT; 0 until it is known."""
-    closed_for: ReasonCode | None
-    """Why the server closed it; None if the client ended it."""
-
-    def drop(self, why: str, reason: ReasonCode) -> None:
-        """Close the connection at once, whatever is still to be sent."""
-        ...
-
-
-C = TypeVar("C", bound=OpenConnection)
-
-
-class OpenConnections(Collection[C]):
+class OpenConnections(Collection["Connection"]):
     """The open connections. When one closes, it is removed from everything that knows it.
 
     Parameters:
@@ -55,7 +38,7 @@ class OpenConnections(Collection[C]):
 
     def __init__(
         self,
-        clients: ClientRegistry[C],
+        clients: ClientRegistry,
         keep_alives: KeepAliveWheel,
         backpressure: Backpressure,
         authorizer: Authorizer,
@@ -71,22 +54,22 @@ class OpenConnections(Collection[C]):
         self._traffic = traffic
         self._connections_max = clients_max * CONNECTIONS_PER_CLIENT_MAX
         self._connect_timeout_s = connect_timeout_ms / 1000
-        self._connections: dict[C, None] = {}
+        self._connections: dict[Connection, None] = {}
         """In the order in which they came, so that a node that stops closes them in the same order in each run."""
-        self._waiting: OrderedDict[C, None] = OrderedDict()
+        self._waiting: OrderedDict[Connection, None] = OrderedDict()
         """Connections in the order in which they came. Some may have sent their CONNECT by now."""
         self._emptied: asyncio.Future[None] | None = None
 
     def __contains__(self, connection: object) -> bool:
         return connection in self._connections
 
-    def __iter__(self) -> Iterator[C]:
+    def __iter__(self) -> Iterator[Connection]:
         return iter(self._connections)
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def add(self, connection: C) -> None:
+    def add(self, connection: Connection) -> None:
         """Add a new connection, which must send its CONNECT in time; close it if too many are open."""
         self.keep_alives.watch_until(connection, connection.received_s + self._connect_timeout_s)
         self._connections[connection] = None
@@ -105,7 +88,7 @@ class OpenConnections(Collection[C]):
         oldest.drop("the node has no more file descriptors, and no CONNECT has come yet", ReasonCode.QUOTA_EXCEEDED)
         return True
 
-    def _oldest_waiting(self) -> C | None:
+    def _oldest_waiting(self) -> Connection | None:
         """Return the connection that has waited longest for its CONNECT, and forget those before it."""
         while self._waiting:
             oldest = next(iter(self._waiting))
@@ -114,7 +97,7 @@ class OpenConnections(Collection[C]):
             del self._waiting[oldest]
         return None
 
-    def remove(self, connection: C) -> None:
+    def remove(self, connection: Connection) -> None:
         """Remove a connection that has closed."""
         listener, client_id = connection.peer.listener, connection.session.client_id
         self._connections.pop(connection, None)

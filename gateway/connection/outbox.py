@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import ref
 
-from penstock.gateway.connection.pausing import Pausable, PauseReason
+from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.redelivery import Redelivery
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
-from penstock.gateway.delivery.outlet import LaggingSubscription, ReceivePermissions
 from penstock.gateway.overtime import Overtime
 from penstock.gateway.protocol.encode import encode_disconnect
 from penstock.gateway.protocol.packets import DISCONNECT, PUBREL
@@ -22,6 +21,11 @@ from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import PeerListener
 from penstock.store.options import KIB
 from penstock.store.store import Store
+
+if TYPE_CHECKING:
+    from penstock.gateway.auth.permissions import Permissions
+    from penstock.gateway.connection.connection import Connection
+    from penstock.gateway.delivery.subscription import Subscription
 
 CLOSE_FLUSH_S: Final = 1.0
 """Seconds that a connection which the server closes has to send what was written before, and the acks that are due."""
@@ -33,20 +37,11 @@ HELD_BYTES: Final = 64
 """Memory that an answer takes besides its bytes while it waits for the CONNACK."""
 
 
-class OutboxOwner(Pausable, Protocol):
-    """The connection that an outbox belongs to."""
-
-    def close(self, why: str, reason: ReasonCode) -> None:
-        """Close the connection."""
-        ...
-
-
 class Outbox:
     """Writes the packets of one connection.
 
-    Subscriptions deliver through it (`gateway.delivery.outlet.Outlet`): they look at `writable`, join `lagging` when they
-    cannot go on, and are pumped when they can. The outbox has only a weak reference to its connection: memory that is in no
-    circle is freed at once.
+    Subscriptions deliver through it: they look at `writable`, join `lagging` when they cannot go on, and are pumped when they
+    can. The outbox has only a weak reference to its connection: memory that is in no circle is freed at once.
 
     Parameters:
         store: says when records are durable.
@@ -108,18 +103,18 @@ class Outbox:
         self._send_buffer_bytes = send_buffer_bytes
         self._queued_max = queued_max
         self._overtime = overtime
-        self._owner: ref[OutboxOwner]
+        self._owner: ref[Connection]
         self._loop: asyncio.AbstractEventLoop
         self._transport: asyncio.Transport | None = None
         self._subscriptions: ClientSubscriptions | None = None
         """The subscriptions of the client, from its CONNECT to the end of the connection."""
         self.writable = True
         """There is room for more deliveries."""
-        self.lagging: dict[LaggingSubscription, None] = {}
+        self.lagging: dict[Subscription, None] = {}
         """The subscriptions that are not live. The one that has waited longest for its turn comes first."""
         self.redelivery: Redelivery | None = None
         """What an earlier connection left unacknowledged, until all of it has gone out again."""
-        self.permissions: ReceivePermissions | None = None
+        self.permissions: Permissions | None = None
         """What the plugins allow the client to receive, if there are plugins for topics."""
         self.has_greeted = False
         """A CONNACK of success went out or will do so first, so a DISCONNECT may follow [MQTT-3.14.0-1]."""
@@ -146,7 +141,7 @@ class Outbox:
         self._is_closed = False
         self._farewell = b""
 
-    def open(self, owner: OutboxOwner, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def open(self, owner: Connection, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         """Write to a transport from now on."""
         self._owner = ref(owner)
         self._transport = transport

@@ -9,45 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.inbox import TURN_MESSAGES
 from penstock.gateway.connection.outbox import Outbox
-from penstock.gateway.connection.pausing import Pausable
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN, Packet
 from penstock.gateway.protocol.plain import PlainPublishes
 from penstock.gateway.sessions.journal import SessionJournal
-from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.socket_transport import READ_BYTES_MIN
 from penstock.store.options import MIB
 from penstock.store.queues.router import Route
 from penstock.store.record import HEADER_BYTES
 from penstock.store.store import Store
 
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
+
 _ACK_BYTES: Final = 4
 
 _COLLECTED_BYTES: Final = MIB
 """Bytes of records that are collected before they are stored: a turn may bring 256 KiB of each client."""
-
-
-class Publisher(Pausable, Protocol):
-    """What the fast path knows of a connection."""
-
-    is_v5: bool
-    session: Session
-    permissions: Permissions | None
-    outbox: Outbox
-
-    def continue_read(self, data: bytes, used: int, count: int, *, is_acked: bool) -> None:
-        """Go on after a read of which the fast path has taken the first `used` bytes, which were `count` PUBLISHes."""
-        ...
-
-    def receive_late(self, packet: Packet) -> None:
-        """Handle a PUBLISH on the general path that the fast path has taken and could not store."""
-        ...
 
 
 class PublishFastPath:
@@ -81,12 +64,12 @@ class PublishFastPath:
         """The size of the largest packet that is taken, in bytes."""
         self._inflight_max = inflight_max
         self._runs: list[tuple[Route, Sequence[bytes], int]] = []
-        self._publishers: list[tuple[Publisher, bytes, int]] = []
+        self._publishers: list[tuple[Connection, bytes, int]] = []
         """Of each run: whose it is, its PUBACKs, which are empty at QoS 0, and how many messages it has."""
         self._bytes = 0
         """What the records take, at most."""
 
-    def take(self, publisher: Publisher, publishes: PlainPublishes, data: bytes) -> bool:
+    def take(self, publisher: Connection, publishes: PlainPublishes, data: bytes) -> bool:
         """Take the PUBLISHes of a plain read `data`, to be stored by `flush`. Return False if they need the general path.
 
         To be called at most once for a connection between two flushes, or what it takes would come after what else the client

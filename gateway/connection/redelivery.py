@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.encoding import encode_redelivery
-from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.protocol.encode import encode_acks
 from penstock.gateway.protocol.packets import PUBREL
@@ -14,17 +13,13 @@ from penstock.gateway.sessions.inflight import Slot
 from penstock.store.queues.lightqueue import ENTRY
 from penstock.store.store import Store
 
+if TYPE_CHECKING:
+    from penstock.gateway.connection.outbox import Outbox
+
 NOT_SENT_AGAIN: Final = (
     "a member of the shared subscription was sent this message at QoS 2 and has not acknowledged it, and the member {}"
 )
 """Why a message that must go to no other member is a dead letter."""
-
-
-class AnsweringOutlet(Outlet, Protocol):
-    """An outlet that sends answers too."""
-
-    def send(self, data: bytes, packets: int = 1) -> None:
-        """Send answers: `packets` packets of one type."""
 
 
 class Redelivery:
@@ -43,9 +38,7 @@ class Redelivery:
 
     __slots__ = ("_outlet", "_packet_ids", "_settlements", "_store", "_subscriptions")
 
-    def __init__(
-        self, store: Store, settlements: ShareSettlements, subscriptions: ClientSubscriptions, outlet: AnsweringOutlet
-    ) -> None:
+    def __init__(self, store: Store, settlements: ShareSettlements, subscriptions: ClientSubscriptions, outlet: Outbox) -> None:
         self._store = store
         self._settlements = settlements
         self._subscriptions = subscriptions

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from penstock.gateway.connection.backpressure import Backpressure
     from penstock.gateway.connection.close_log import CloseLog
-    from penstock.gateway.connection.connection import Connection
     from penstock.gateway.connection.disk_full import DiskFullBacklog
     from penstock.gateway.connection.handshake import Handshake
     from penstock.gateway.connection.open_connections import OpenConnections
@@ -52,9 +51,9 @@ class ConnectionServices:
     """The retained messages, of which there is a limited number."""
     handles: Handles
     """Makes the handles that cancel delayed messages."""
-    connections: OpenConnections[Connection]
+    connections: OpenConnections
     """All connections that are open."""
-    handshake: Handshake[Connection]
+    handshake: Handshake
     """Accepts and refuses CONNECTs."""
     lifecycle: SessionLifecycle
     """Keeps or ends the session of a client that leaves."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from penstock.gateway.connection.pausing import Pausable, PauseReason
+from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.options import LimitOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.timer.ticker import Ticker
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 TICK_MS: Final = 10
 """Resolution of the waits. A shorter wait is not worth the two calls that pause and resume a socket: it stays a debt."""
@@ -72,7 +75,7 @@ class Throttle:
     def __init__(self, now_ms: Callable[[], int], limits: LimitOptions) -> None:
         self._now_ms = now_ms
         self._limits = limits
-        self._ticker: Ticker[Pausable] = Ticker(now_ms, self._resume, fire_max=RESUMED_MAX, tick_ms=TICK_MS)
+        self._ticker: Ticker[Connection] = Ticker(now_ms, self._resume, fire_max=RESUMED_MAX, tick_ms=TICK_MS)
         self.throttled = {"client": 0, "listener": 0}
         """How often a connection had to wait, by whose limit it was."""
 
@@ -95,7 +98,7 @@ class Throttle:
             return None
         return Meter(TokenBucket(messages_per_s), TokenBucket(bytes_per_s), listener_messages, listener_size)
 
-    def charge(self, connection: Pausable, meter: Meter, messages: int, size: int) -> None:
+    def charge(self, connection: Connection, meter: Meter, messages: int, size: int) -> None:
         """Charge a read of a connection to its meter; pause the connection if it has to wait."""
         now_ms = self._now_ms()
         wait_ms, whose = meter.charge(messages, size, now_ms)
@@ -109,6 +112,6 @@ class Throttle:
         while self._ticker.fire_due():
             pass
 
-    def _resume(self, connections: list[Pausable]) -> None:
+    def _resume(self, connections: list[Connection]) -> None:
         for connection in connections:
             connection.resume_reading(PauseReason.THROTTLED)

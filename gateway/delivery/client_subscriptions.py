@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -15,7 +15,6 @@ from penstock.gateway.delivery.context import DeliveryContext
 from penstock.gateway.delivery.draining import DrainingSubscription, drain
 from penstock.gateway.delivery.encoding import slot_topic
 from penstock.gateway.delivery.options import DeliveryOptions
-from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.overlaps import mark_overlaps
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.retained_replay import RetainedReplay
@@ -33,6 +32,9 @@ from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
 from penstock.store.space.accounts import Resource
 from penstock.store.space.causer import Causer
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.outbox import Outbox
 
 logger = structlog.get_logger("gateway")
 
@@ -69,7 +71,7 @@ class ClientSubscriptions:
 
     __slots__ = ("_deliveries", "_matches", "by_filter", "context", "draining", "is_curtailed", "outlet", "session")
 
-    def __init__(self, session: Session, outlet: Outlet, deliveries: Deliveries) -> None:
+    def __init__(self, session: Session, outlet: Outbox, deliveries: Deliveries) -> None:
         self.session = session
         self.outlet = outlet
         self.context = deliveries.context

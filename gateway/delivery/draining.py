@@ -15,11 +15,15 @@ exists any more.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from penstock.gateway.delivery.options import DeliveryOptions
-from penstock.gateway.delivery.subscription import Subscriber, Subscription, combined_options
+from penstock.gateway.delivery.subscription import Subscription, combined_options
 from penstock.store import topics
 from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue
+
+if TYPE_CHECKING:
+    from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 
 
 class DrainingSubscription(Subscription):
@@ -37,7 +41,7 @@ class DrainingSubscription(Subscription):
 
     def __init__(
         self,
-        subscriber: Subscriber,
+        subscriber: ClientSubscriptions,
         topic_filter: str,
         queue: LightQueue,
         number: int,

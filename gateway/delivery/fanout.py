@@ -3,61 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
 from penstock.gateway.delivery.mqtttraces import MqttTraces
-from penstock.gateway.delivery.options import DeliveryOptions
-from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.overtime import Overtime
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue
 from penstock.store.store import Store
 
-
-class FanoutMember(Protocol):
-    """A subscription, as the fanout of its queue sees it."""
-
-    @property
-    def outlet(self) -> Outlet:
-        """Where its packets go."""
-
-    @property
-    def live(self) -> bool:
-        """Whether it has caught up with its queue and takes new batches."""
-
-    @property
-    def cursor(self) -> int:
-        """Offset of the next message that it sends."""
-
-    @property
-    def is_own(self) -> bool:
-        """Whether its packets are its client's alone, so that none of them can be shared."""
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether another subscription of its client matches some of the same topics."""
-
-    @property
-    def key(self) -> int:
-        """A number that is the same for all members whose packets are the same."""
-
-    @property
-    def options(self) -> DeliveryOptions:
-        """How it gets its messages."""
-
-    def deliver(self, batch: EncodedBatch, next_offset: int, /) -> bool:
-        """Send a batch; return False, and send nothing, if it can't be sent as it is."""
-
-    def skip(self, topics: frozenset[bytes], next_offset: int, /) -> bool:
-        """Go past a batch with messages of these topics if other subscriptions send them all; return whether it has."""
-
-    def fall_behind(self) -> None:
-        """Stop being live."""
-
-    def pump(self) -> None:
-        """Send from the cursor what can be sent now."""
+if TYPE_CHECKING:
+    from penstock.gateway.delivery.subscription import Subscription
 
 
 AT_ONCE_MAX: Final = 64
@@ -72,7 +29,7 @@ class _Waiting:
 
     __slots__ = ("at", "batches", "began_s", "entries", "fresh_from", "members", "offset", "topics")
 
-    def __init__(self, offset: int, entries: bytes, members: tuple[FanoutMember, ...], fresh_from: int, began_s: float) -> None:
+    def __init__(self, offset: int, entries: bytes, members: tuple[Subscription, ...], fresh_from: int, began_s: float) -> None:
         self.offset = offset
         self.entries = entries
         self.members = members
@@ -104,19 +61,19 @@ class Fanout:
     def __init__(self, fanouts: Fanouts, queue: LightQueue) -> None:
         self._fanouts = fanouts
         self._queue = queue
-        self._members: dict[FanoutMember, None] = {}
+        self._members: dict[Subscription, None] = {}
         self._waiting: deque[_Waiting] = deque()
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def add(self, member: FanoutMember) -> None:
+    def add(self, member: Subscription) -> None:
         """Deliver to a subscription from now on, whenever it is live."""
         if not self._members:
             self._queue.watchers.append(self._deliver)
         self._members[member] = None
 
-    def remove(self, member: FanoutMember) -> None:
+    def remove(self, member: Subscription) -> None:
         """Deliver to a subscription no longer."""
         self._members.pop(member, None)
         if not self._members and self._deliver in self._queue.watchers:
@@ -207,7 +164,7 @@ class Fanout:
             found.topics = frozenset(topics_of(self._fanouts.store, found.entries))
         return found.topics
 
-    def _read_on(self, member: FanoutMember) -> None:
+    def _read_on(self, member: Subscription) -> None:
         """Let a member read from its cursor: now, or when it is its client's turn. A client has one turn for all of its
         subscriptions, so that many of them hold up no other client."""
         member.fall_behind()
@@ -257,14 +214,14 @@ class Fanouts:
         self._sent = AT_ONCE_MAX if is_over else 0  # After the end of its time, each further batch looks, too.
         return is_over
 
-    def add(self, queue: LightQueue, member: FanoutMember) -> None:
+    def add(self, queue: LightQueue, member: Subscription) -> None:
         """Deliver new batches of a light queue to a subscription."""
         fanout = self._by_queue.get(queue.id)
         if fanout is None:
             fanout = self._by_queue[queue.id] = Fanout(self, queue)
         fanout.add(member)
 
-    def remove(self, queue: LightQueue, member: FanoutMember) -> None:
+    def remove(self, queue: LightQueue, member: Subscription) -> None:
         """Deliver to a subscription no longer. Its queue's fanout ends with the last subscription."""
         fanout = self._by_queue[queue.id]
         fanout.remove(member)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from itertools import islice
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import structlog
@@ -18,7 +18,6 @@ from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.delivery.shared_subscription import NO_REFUSERS, Refusers, SharedSubscription, select
 from penstock.pop.core.checkpoint import delivery_id, delivery_of
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.polls import Poll
 from penstock.pop.core.pops import PopResult
 from penstock.pop.errors import Overloaded
@@ -27,6 +26,9 @@ from penstock.store.errors import DiskFull, StoreError
 from penstock.store.queues.lightqueue import ENTRY_BYTES, ENTRY_DTYPE
 from penstock.store.record import topic_of
 from penstock.store.space.causer import Causer
+
+if TYPE_CHECKING:
+    from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 
 logger = structlog.get_logger("gateway")
 
@@ -60,19 +62,6 @@ is less if half of `mqtt.share_ack_timeout` is less, so that the messages return
 
 RETRY_S: Final = 1.0
 """Seconds after which a group tries again to take messages, or to be created, if a limit prevented it."""
-
-
-class GroupRegistry(Protocol):
-    """The shared subscriptions of the node, as each group sees them."""
-
-    def find_or_create(self, name: str, topic_filter: str, causer: Causer, /) -> ConsumerGroup:
-        """Return the POP group of a name and a filter; create it for a causer if there is none.
-
-        Raises TopicInvalid, LimitExceeded, DiskFull.
-        """
-
-    def forget_unused(self, group: ShareGroup, /) -> None:
-        """Forget a group that has no member."""
 
 
 class ShareGroup:
@@ -115,7 +104,7 @@ class ShareGroup:
 
     def __init__(
         self,
-        registry: GroupRegistry,
+        registry: SharedSubscriptions,
         core: PopCore,
         settlements: ShareSettlements,
         loop: asyncio.AbstractEventLoop,

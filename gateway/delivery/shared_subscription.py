@@ -4,54 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch, encode_for_client
-from penstock.gateway.delivery.subscription import PACKET_BYTES_UNLIMITED, PUMP_ENTRIES, Subscriber, Subscription
+from penstock.gateway.delivery.subscription import PACKET_BYTES_UNLIMITED, PUMP_ENTRIES, Subscription
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.unrecorded import NOT_QUEUED
-from penstock.pop.core.group import ConsumerGroup
 from penstock.store.queues.lightqueue import ENTRY_BYTES, entries_array
+
+if TYPE_CHECKING:
+    from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
+    from penstock.gateway.delivery.share_group import ShareGroup
 
 Refusers = frozenset["SharedSubscription"]
 """Members of a share group that can't take some messages: they may not have them, or the messages are too large for them."""
 
 NO_REFUSERS: Final[Refusers] = frozenset()
-
-
-class ShareMembership(Protocol):
-    """The share group, as one of its members sees it. Messages are named by the ids of their deliveries."""
-
-    @property
-    def group(self) -> ConsumerGroup:
-        """The POP group that the members consume."""
-
-    def enqueue(self, member: SharedSubscription, /) -> None:
-        """Let a member with room wait for its turn."""
-
-    def dequeue(self, member: SharedSubscription, /) -> None:
-        """Let a member wait no longer."""
-
-    def acknowledge_later(self, deliveries: list[int], /) -> None:
-        """Note deliveries that need no acknowledgement of the client. `flush` acknowledges them."""
-
-    def flush(self) -> None:
-        """Settle what was noted."""
-
-    def revive(self, deliveries: list[int], /) -> None:
-        """Return deliveries to the group at once and uncounted, so that other members get them."""
-
-    def extend(self, deliveries: list[int], expiry_s: int, client_id: str, /) -> list[int]:
-        """Keep deliveries invisible to others for as long as the session of a client may last; return their new ids."""
-
-    def offer_others(self, entries: bytes, deliveries: list[int], refusers: Refusers, /) -> None:
-        """Offer messages to other members than those that can't take them. The caller calls `flush` afterwards."""
-
-    def still_open(self, entries: bytes, deliveries: list[int], /) -> tuple[bytes, list[int]]:
-        """Return those messages whose invisible time has not passed."""
-
-    def leave(self, member: SharedSubscription, /) -> None:
-        """Take a member out of the group."""
 
 
 class SharedSubscription(Subscription):
@@ -71,7 +39,7 @@ class SharedSubscription(Subscription):
     is_shared = True
 
     def __init__(
-        self, subscriber: Subscriber, topic_filter: str, group: ShareMembership, granted: int, identifier: int
+        self, subscriber: ClientSubscriptions, topic_filter: str, group: ShareGroup, granted: int, identifier: int
     ) -> None:
         super().__init__(subscriber, topic_filter, group.group.queue, granted, identifier)
         self.group = group

@@ -19,25 +19,24 @@ as 3.1.1:[MQTT-3.3.5-1] allows, unless `mqtt.overlapping` says "once".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.gateway.delivery.context import DeliveryContext
 from penstock.gateway.delivery.encoding import EVERY_POSITION, EncodedBatch, encode_batch, encode_for_client
 from penstock.gateway.delivery.options import DeliveryOptions
-from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.retained_replay import RetainedReplay
 from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
-from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import NOT_QUEUED
 from penstock.store import topics
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.options import KIB, MIB
 from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue, entries_array
+
+if TYPE_CHECKING:
+    from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 
 PUMP_ENTRIES: Final = 256
 """Entries that a lagging subscription reads in one step: bounds what is encoded ahead of a socket that fills up."""
@@ -63,55 +62,6 @@ PACKET_BYTES_UNLIMITED: Final = 256 * MIB
 
 class SubscriptionForbidden(StoreError):
     """Raised for a filter that a client may not have, because the plugins or the access file of POP forbid it."""
-
-
-class Predecessor(Protocol):
-    """A draining subscription, as the younger subscriptions of its session see it: see `delivery.draining`."""
-
-    @property
-    def number(self) -> int:
-        """Its number in the session. Younger subscriptions have higher ones."""
-
-    @property
-    def queue(self) -> LightQueue:
-        """Its light queue."""
-
-    @property
-    def cuts(self) -> Mapping[int, int]:
-        """By number of a younger subscription: the offset up to which the draining one sends for it."""
-
-    def sends_for(self, one: Subscription, topic: str, /) -> bool:
-        """Return whether it sends the message of this topic that is at the cursor of a younger subscription."""
-
-    def blocks(self, one: Subscription, /) -> bool:
-        """Return whether a younger subscription must wait at its cut."""
-
-
-class Subscriber(Protocol):
-    """A connected client with its subscriptions, as each of these sees it."""
-
-    @property
-    def session(self) -> Session:
-        """The client's session."""
-
-    @property
-    def outlet(self) -> Outlet:
-        """Where packets go."""
-
-    @property
-    def context(self) -> DeliveryContext:
-        """What all subscriptions of the node use."""
-
-    @property
-    def by_filter(self) -> Mapping[str, Subscription]:
-        """The subscriptions by filter."""
-
-    @property
-    def draining(self) -> Sequence[Predecessor]:
-        """Subscriptions that have ended and still send for those that remain."""
-
-    def matching(self, topic: str, /) -> tuple[Subscription, ...]:
-        """Return the subscriptions that match a topic, the oldest first."""
 
 
 class Subscription:
@@ -150,7 +100,9 @@ class Subscription:
 
     is_shared = False
 
-    def __init__(self, subscriber: Subscriber, topic_filter: str, queue: LightQueue, granted: int, identifier: int) -> None:
+    def __init__(
+        self, subscriber: ClientSubscriptions, topic_filter: str, queue: LightQueue, granted: int, identifier: int
+    ) -> None:
         self.subscriber = subscriber
         self.session = subscriber.session
         self.outlet = subscriber.outlet

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from itertools import islice
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -24,7 +24,6 @@ from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_session import StoredSession
-from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull
 from penstock.store.queues.lightqueue import LightQueue
@@ -32,6 +31,9 @@ from penstock.store.record import Kind
 from penstock.store.sliced import SlicedJob
 from penstock.store.space.causer import NODE, Causer
 from penstock.store.store import Store
+
+if TYPE_CHECKING:
+    from penstock.gateway.delivery.draining import DrainingSubscription
 
 SAVE_S: Final = 0.5
 """Interval, in seconds, of full records of changes that may be lost in a crash: those at QoS 0 and 1."""
@@ -45,25 +47,6 @@ in which they come ends with a commit. So a client that reads a backlog at full 
 
 SESSIONS_MAX: Final = 8_192
 """Sessions in one record of acknowledgements: bounds the size of the record."""
-
-
-class Draining(Protocol):
-    """A draining subscription, as far as its records describe it: see `gateway.delivery.draining`."""
-
-    stored: StoredSubscription | None
-    """The stored subscription."""
-
-    @property
-    def number(self) -> int:
-        """Its number in the session."""
-
-    @property
-    def end(self) -> int:
-        """Offset at which its queue ended at the UNSUBSCRIBE."""
-
-    @property
-    def cuts(self) -> dict[int, int]:
-        """By number of a younger subscription: the offset at which that one's queue ended then."""
 
 
 class SessionJournal:
@@ -245,7 +228,7 @@ class SessionJournal:
         return queues.get(stored.subscriptions[topic_filter].queue_id)
 
     def record_unsubscription(
-        self, session: Session, topic_filter: str, draining: Draining | None, *, is_withdrawn: bool
+        self, session: Session, topic_filter: str, draining: DrainingSubscription | None, *, is_withdrawn: bool
     ) -> None:
         """Record that a subscription of a session that lasts has ended, and what it still sends for others.
 

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain, islice, takewhile
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import orjson
 import structlog
@@ -29,7 +29,6 @@ from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.acked import add_up
 from penstock.gateway.sessions.changes import Changes
-from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_session import StoredSession
@@ -45,6 +44,10 @@ from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 from penstock.timer.duejob import DueJob
 from penstock.timer.ticker import RETRY_MS
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
+    from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 
 logger = structlog.get_logger("gateway")
 
@@ -70,27 +73,6 @@ WINDOW_UNKNOWN: Final = 65_535
 """The window of a session whose records don't tell it."""
 
 
-class SharedDeliveries(Protocol):
-    """What becomes of the shared deliveries of a session whose client does not acknowledge them."""
-
-    def return_unacknowledged(self, inflight: Mapping[int, Slot | None], /) -> None:
-        """Let other members of the group have the deliveries of QoS 1."""
-
-    def return_unrecorded(self, client_id: str, inflight: Mapping[int, Slot | None], /) -> None:
-        """Let other members have the deliveries of QoS 2 that a lost client keeps, and that its session does not know."""
-
-    def discard(self, inflight: Mapping[int, Slot | None], filters: list[str], /) -> None:
-        """Let nobody have the deliveries of QoS 2, and let go of the groups of a session that has ended."""
-
-
-class Connected(Protocol):
-    """A connected client."""
-
-    @property
-    def session(self) -> Session:
-        """The client's session."""
-
-
 class SessionLifecycle:
     """Begins and ends the sessions of a node.
 
@@ -109,9 +91,9 @@ class SessionLifecycle:
         self,
         store: Store,
         sessions: StoredSessions,
-        clients: Mapping[str, Connected],
+        clients: Mapping[str, Connection],
         wills: Wills,
-        shared: SharedDeliveries,
+        shared: SharedSubscriptions,
         counters: GatewayCounters,
         logbook: Logbook,
         options: GatewayOptions,

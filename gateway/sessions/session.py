@@ -8,38 +8,15 @@ client is away only the stored session exists (`gateway.sessions.stored_session`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.sessions.inflight import Inflight
 from penstock.gateway.sessions.stored_session import StoredSession
-from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Unrecorded
-from penstock.store.queues.lightqueue import LightQueue
 from penstock.store.space.causer import NODE, Causer
 
-
-class SubscriptionProgress(Protocol):
-    """How far a subscription has got: what the session's records say of it."""
-
-    @property
-    def stored(self) -> StoredSubscription | None:
-        """The stored subscription; None in a session that doesn't last."""
-
-    @property
-    def queue(self) -> LightQueue:
-        """The light queue."""
-
-    @property
-    def cursor(self) -> int:
-        """Offset of the next message in the light queue."""
-
-    @property
-    def has_retained(self) -> bool:
-        """Whether retained messages are still to be sent."""
-
-    @property
-    def retained_after(self) -> bytes:
-        """Topic of the last retained message that was sent."""
+if TYPE_CHECKING:
+    from penstock.gateway.delivery.subscription import Subscription
 
 
 NOTHING_UNRECORDED: Final = Unrecorded()
@@ -87,7 +64,7 @@ class Session:
         """Whether a will is stored that the server publishes if the connection ends without a DISCONNECT."""
         self.expiry_s = 0
         """Session expiry interval: seconds that the session lasts after its connection has ended."""
-        self.subscriptions: Iterable[SubscriptionProgress] = ()
+        self.subscriptions: Iterable[Subscription] = ()
         """The subscriptions whose progress is recorded, with those that are draining."""
         self.subscribed = 0
         """Number of subscriptions that the session ever had. The next one gets this number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 import structlog
@@ -21,23 +21,11 @@ from penstock.store.record import Flag, Kind, decode, record_bytes
 from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 
+if TYPE_CHECKING:
+    from penstock.gateway.auth.authorizer import Authorizer
+    from penstock.gateway.delivery.retained_messages import RetainedMessages
+
 logger = structlog.get_logger("gateway")
-
-
-class RetainedRoom(Protocol):
-    """The retained messages of a node, as far as wills need them."""
-
-    def admit(self, topic: bytes, size: int, causer: Causer, /) -> None:
-        """Check that a message of a causer may be retained. Raises LimitExceeded."""
-        ...
-
-
-class WillJudge(Protocol):
-    """The access control of a node, as far as wills need it."""
-
-    def may_publish_will(self, author: Subject, proof: str, topic: str, /) -> bool | None:
-        """Return whether the will of a client that has gone may be published now; None if nobody can tell yet."""
-        ...
 
 
 class Author(NamedTuple):
@@ -79,7 +67,7 @@ class Wills:
         judge: says whether a will may be published.
     """
 
-    def __init__(self, store: Store, retained: RetainedRoom, judge: WillJudge) -> None:
+    def __init__(self, store: Store, retained: RetainedMessages, judge: Authorizer) -> None:
         self._store = store
         self._retained = retained
         self._judge = judge

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import GatewayOptions, ListenerOptions
@@ -15,7 +16,10 @@ from penstock.gateway.transport.listener import Listener
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import Sockets
 from penstock.gateway.transport.sources import Sources
-from penstock.gateway.transport.websocket import AnsweringProtocol, WebSocket
+from penstock.gateway.transport.websocket import WebSocket
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 
 class Listeners:
@@ -38,7 +42,7 @@ class Listeners:
         sources: Sources,
         logbook: Logbook,
         now_ms: Callable[[], int],
-        connect: Callable[[Peer], AnsweringProtocol],
+        connect: Callable[[Peer], Connection],
         strike: Callable[[Peer], None],
         overtime: Overtime,
         share: SocketShare | None = None,

@@ -6,9 +6,12 @@ import asyncio
 import select
 import socket
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.store.options import KIB
+
+if TYPE_CHECKING:
+    from penstock.gateway.transport.sockets import Sockets
 
 READ_BYTES: Final = 256 * KIB
 """The maximum number of bytes read from one socket in a turn."""
@@ -25,22 +28,6 @@ _WRITE: Final = getattr(select, "EPOLLOUT", 0)
 
 PIECE_OVERHEAD_BYTES: Final = 256
 """Memory that a piece which waits for room in the kernel takes besides its bytes. Many small answers are mostly this."""
-
-
-class SocketSet(Protocol):
-    """The sockets among which a transport is watched."""
-
-    def watch(self, number: int, events: int, before: int) -> None:
-        """Watch the socket with this descriptor for `events` in place of `before`."""
-        ...
-
-    def forget(self, number: int) -> None:
-        """Forget a socket that is no longer watched, and that the transport closes or gives away."""
-        ...
-
-    def linger(self, end: socket.socket) -> None:
-        """Take over a forgotten socket on which everything was sent, and close it once its client has closed its side."""
-        ...
 
 
 class SocketTransport(asyncio.Transport):
@@ -69,7 +56,7 @@ class SocketTransport(asyncio.Transport):
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sockets: SocketSet, end: socket.socket, protocol: asyncio.Protocol
+        self, loop: asyncio.AbstractEventLoop, sockets: Sockets, end: socket.socket, protocol: asyncio.Protocol
     ) -> None:
         super().__init__()
         self._loop = loop

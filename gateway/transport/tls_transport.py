@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.gateway.transport.socket_transport import READ_BYTES, SocketSet, SocketTransport
+from penstock.gateway.transport.socket_transport import READ_BYTES, SocketTransport
 from penstock.gateway.transport.tls import Tls
 from penstock.store.options import KIB
+
+if TYPE_CHECKING:
+    from penstock.gateway.transport.sockets import Sockets
 
 TLS_READ_BYTES: Final = READ_BYTES - 32 * KIB
 """The maximum number of TLS bytes read from one socket in a turn. The buffer also has to hold the rest of an earlier record."""
@@ -24,7 +27,7 @@ class TlsTransport(SocketTransport):
     __slots__ = ("_due_bytes", "_tls")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sockets: SocketSet, end: socket.socket, protocol: asyncio.Protocol, tls: Tls
+        self, loop: asyncio.AbstractEventLoop, sockets: Sockets, end: socket.socket, protocol: asyncio.Protocol, tls: Tls
     ) -> None:
         super().__init__(loop, sockets, end, protocol)
         self._tls = tls

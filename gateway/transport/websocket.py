@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from websockets.frames import OP_BINARY, OP_CONT, OP_TEXT, CloseCode, Frame
@@ -22,6 +22,9 @@ from penstock.gateway.options import ListenerOptions
 from penstock.gateway.overtime import Overtime
 from penstock.store.options import KIB
 from penstock.store.space.causer import is_loopback_name
+
+if TYPE_CHECKING:
+    from penstock.gateway.connection.connection import Connection
 
 SUBPROTOCOL: Final = Subprotocol("mqtt")
 """The subprotocol that a client must offer [MQTT-6.0.0-3] and that the server selects [MQTT-6.0.0-4]."""
@@ -36,18 +39,6 @@ ANY_ORIGIN: Final = "*"
 
 PIECE_BYTES: Final = 2 * KIB
 """Bytes of a read that the library gets at once. A read may hold 40,000 frames of six bytes."""
-
-
-class AnsweringProtocol(asyncio.Protocol):
-    """A protocol that is told of what its transport answers by itself."""
-
-    __slots__ = ()
-
-    connected: bool
-    """Whether the client is known and may send large packets."""
-
-    def note_answer(self, size: int) -> None:
-        """Note that the transport has written `size` bytes as an answer. The protocol may pause reading."""
 
 
 class WebSocket(asyncio.Transport, asyncio.Protocol):
@@ -65,7 +56,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def __init__(
         self,
-        connection: AnsweringProtocol,
+        connection: Connection,
         options: ListenerOptions,
         message_bytes_max: int,
         first_bytes_max: int,

@@ -18,7 +18,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from penstock.gateway.connection.pausing import PauseReason
+from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER_5

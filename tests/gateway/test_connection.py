@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.gateway import overtime
+from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.open_connections import CONNECTIONS_PER_CLIENT_MAX
 from penstock.gateway.connection.outbox import ANSWERS_BYTES_MAX
-from penstock.gateway.connection.pausing import PauseReason
 from penstock.gateway.protocol.encode import PINGRESP_BYTES, encode_acks, encode_publish
 from penstock.gateway.protocol.errors import ConnectRefused, UnsupportedVersion
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.gateway import gateway as gateway_module
 from penstock.gateway.connection import connection, publish_fast_path
-from penstock.gateway.connection.publish_fast_path import Publisher, PublishFastPath
+from penstock.gateway.connection.connection import Connection
+from penstock.gateway.connection.publish_fast_path import PublishFastPath
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.fixed_header import Side
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBREC
@@ -285,7 +286,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
         seen[False] += publishes is None
         return publishes
 
-    def taking(self: PublishFastPath, publisher: Publisher, publishes: PlainPublishes, data: bytes) -> bool:
+    def taking(self: PublishFastPath, publisher: Connection, publishes: PlainPublishes, data: bytes) -> bool:
         is_taken = take(self, publisher, publishes, data)
         seen[is_taken] += 1
         return is_taken

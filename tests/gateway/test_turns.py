@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from websockets.frames import OP_BINARY, OP_PING, Frame
 
+from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.outbox import ANSWERS_BYTES_MAX
-from penstock.gateway.connection.pausing import PauseReason
 from penstock.gateway.overtime import SLICE_S_MIN, TURN_S, Overtime
 from penstock.gateway.protocol.encode import PINGRESP_BYTES, encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREC, PUBREL
