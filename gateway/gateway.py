@@ -10,45 +10,41 @@ from penstock.access.bans import Kind, concerns
 from penstock.access.control import AccessControl
 from penstock.access.subject import Subject
 from penstock.gateway.auth.authorizer import Authorizer
+from penstock.gateway.auth.plugin_publisher import PluginPublisher
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.close_log import CloseLog
 from penstock.gateway.connection.connection import Connection
 from penstock.gateway.connection.disk_full import DiskFullBacklog
 from penstock.gateway.connection.handshake import Handshake
-from penstock.gateway.connection.keep_alive import KeepAliveWheel
+from penstock.gateway.connection.keep_alive import Heartbeat, KeepAliveWheel
 from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.outbox import CLOSE_FLUSH_S
 from penstock.gateway.connection.publish_fast_path import PublishFastPath
 from penstock.gateway.connection.services import ConnectionServices
 from penstock.gateway.connection.subscribing import Subscribing
 from penstock.gateway.connection.throttle import Throttle
-from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.counters import GatewayCounters, Traffic
 from penstock.gateway.delivery.backlog import BacklogLimit
-from penstock.gateway.delivery.client_subscriptions import Deliveries
-from penstock.gateway.delivery.context import DeliveryContext
+from penstock.gateway.delivery.client_subscriptions import Deliveries, DeliveryContext
 from penstock.gateway.delivery.fanout import Fanouts
 from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
-from penstock.gateway.delivery.system import SystemTopics
-from penstock.gateway.heartbeat import Heartbeat
+from penstock.gateway.delivery.system import SystemFigures, SystemTopics
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
-from penstock.gateway.overtime import Overtime
-from penstock.gateway.plugin_publisher import PluginPublisher
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.sessions.wills import Wills
-from penstock.gateway.strikes import Strikes
-from penstock.gateway.system_figures import SystemFigures
-from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.listeners import Listeners
+from penstock.gateway.transport.overtime import Overtime
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
+from penstock.gateway.transport.strikes import Strikes
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
 from penstock.store.clock import Clock

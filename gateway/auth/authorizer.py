@@ -21,16 +21,14 @@ from penstock.access.control import AccessControl
 from penstock.access.identity import KeysUnavailable, ProvenIdentity
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
-from penstock.gateway.auth.actions import CONNECT, PUBLISH, SUBSCRIBE
 from penstock.gateway.auth.candidate import Candidate
-from penstock.gateway.auth.client_ids import ClientIdPattern
+from penstock.gateway.auth.client_ids import ClientIdPattern, assign_client_id
 from penstock.gateway.auth.decisions import Decisions
 from penstock.gateway.auth.login import Answer
 from penstock.gateway.auth.logins import Logins
 from penstock.gateway.auth.pending import AuthorizationPending
-from penstock.gateway.auth.permissions import Permissions, may, subject_of
+from penstock.gateway.auth.permissions import CONNECT, PUBLISH, SUBSCRIBE, Permissions, may, subject_of
 from penstock.gateway.auth.questions import Questions
-from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect

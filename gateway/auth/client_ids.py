@@ -1,11 +1,9 @@
-"""Which client ids a client may have: the option `mqtt.access.client_id`."""
+"""The client ids that clients may have (`mqtt.access.client_id`), and those that the server assigns."""
 
 from __future__ import annotations
 
 from secrets import token_hex
 from typing import Final
-
-from penstock.gateway.client_id import assign_client_id
 
 USER: Final = "%u"
 CERTIFICATE: Final = "%n"
@@ -70,3 +68,8 @@ class ClientIdPattern:
 def _fill(part: str, user: str, certificate: str) -> str:
     """Return a part of the pattern with the names in it. A name that contains `%n` is not filled in itself."""
     return user.join(piece.replace(CERTIFICATE, certificate) for piece in part.split(USER))
+
+
+def assign_client_id() -> str:
+    """Return a new client id for a client that sent none [MQTT-3.1.3-6]."""
+    return f"auto-{token_hex(RANDOM_BYTES)}"

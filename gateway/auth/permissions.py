@@ -7,20 +7,27 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from penstock.access.rights import Rights
-from penstock.gateway.auth.actions import PUBLISH, RECEIVE, SUBSCRIBE
 from penstock.gateway.auth.decisions import Decisions
 from penstock.gateway.auth.pending import RETRY_S_MAX, AuthorizationPending, retry_s
-from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
 from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH, Packet
 from penstock.gateway.protocol.topics import DELAYED, SHARE, without_prefix
-from penstock.store.queues.lightqueue import ENTRY_BYTES
+from penstock.store.errors import PositionUnknown
+from penstock.store.queues.lightqueue import ENTRY, ENTRY_BYTES
+from penstock.store.record import topic_of
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
     from penstock.gateway.auth.authorizer import Authorizer
     from penstock.gateway.auth.client_session import ClientSession
     from penstock.gateway.connection.connection import Connection
+
+# The actions for which the plugins are asked. The first three are the names of amqtt's actions; for the fourth it has another
+# call.
+PUBLISH: Final = "publish"
+SUBSCRIBE: Final = "subscribe"
+RECEIVE: Final = "receive"
+CONNECT: Final = "connect"
 
 TOPICS_ASKED_MAX: Final = 16
 """The maximum number of topics in one question. It is at most the least value of `decisions_per_client_max`; otherwise answers
@@ -322,3 +329,20 @@ def may(rights: Rights, action: str, topic: bytes) -> bool:
     """Return whether the rules let a client perform an action on a topic or filter, which may have a prefix."""
     # The group of a shared subscription has rules of its own.
     return rights.may(action, topic.decode(errors="replace") if action == SUBSCRIBE else subject_of(topic, action))
+
+
+def topics_of(store: Store, entries: bytes) -> list[bytes]:
+    """Return the topics of the messages to which entries of a light queue point, in order.
+
+    The topic of a message that retention has dropped is empty.
+    """
+    read = store.read
+    topics = []
+    for position, size, _ in ENTRY.iter_unpack(entries):
+        try:
+            data = read(position, size)
+        except PositionUnknown:
+            topics.append(b"")
+            continue
+        topics.append(topic_of(data))
+    return topics

@@ -7,12 +7,11 @@ from typing import Final
 
 from penstock.access.audit import Audit
 from penstock.access.subject import Subject
-from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.counters import GatewayCounters, Traffic
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.strikes import Claim
-from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
+from penstock.gateway.transport.strikes import Claim
 
 STRIKES: Final = frozenset(
     (

@@ -51,9 +51,9 @@ from penstock.gateway.protocol.packets import (
 from penstock.gateway.protocol.plain import cut_plain
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.session import Session
-from penstock.gateway.strikes import NO_CLAIM
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.socket_transport import READ_BYTES_MIN, SocketTransport
+from penstock.gateway.transport.strikes import NO_CLAIM
 from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.options import KIB
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.redelivery import Redelivery
-from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.counters import GatewayCounters, Traffic
 from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions, Deliveries
 from penstock.gateway.options import GatewayOptions
@@ -32,8 +32,7 @@ from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.wills import Author
-from penstock.gateway.strikes import Claim, Strikes
-from penstock.gateway.traffic import Traffic
+from penstock.gateway.transport.strikes import Claim, Strikes
 from penstock.store.topics import excerpt
 
 if TYPE_CHECKING:

@@ -1,7 +1,12 @@
-"""Keep alive (3.1.2.10): one timing wheel finds all connections that have been silent for too long."""
+"""Keep alive (3.1.2.10): one timing wheel finds all connections that have been silent for too long.
+
+The heartbeat turns the wheel, and does everything else that is done once a second.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.protocol.reasons import ReasonCode
@@ -69,3 +74,44 @@ class KeepAliveWheel:
                 connection.close("the client sent nothing for 1.5 times its keep alive", ReasonCode.KEEP_ALIVE_TIMEOUT)
             else:
                 self.watch(connection)
+
+
+BEAT_S: Final = 1
+"""Seconds between two beats. A keep alive that is over is noticed at most this long after its time."""
+
+
+class Heartbeat:
+    """Calls jobs once a second, in order, by one timer.
+
+    Parameters:
+        now_s: returns the monotonic time in seconds.
+        jobs: each is called with that time.
+    """
+
+    def __init__(self, now_s: Callable[[], float], jobs: Sequence[Callable[[float], None]]) -> None:
+        self._now_s = now_s
+        self._jobs = jobs
+        self._loop: asyncio.AbstractEventLoop
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Beat from now on, the first time at once."""
+        self._loop = loop
+        self._timer = None
+        self._beat_on()
+
+    def stop(self) -> None:
+        """Beat no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def beat(self) -> None:
+        """Call all jobs now."""
+        now_s = self._now_s()
+        for job in self._jobs:
+            job(now_s)
+
+    def _beat_on(self) -> None:
+        self._timer = self._loop.call_later(BEAT_S - self._now_s() % BEAT_S, self._beat_on)
+        self.beat()

@@ -12,8 +12,8 @@ from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.keep_alive import KeepAliveWheel
+from penstock.gateway.counters import Traffic
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.traffic import Traffic
 
 if TYPE_CHECKING:
     from penstock.gateway.connection.connection import Connection

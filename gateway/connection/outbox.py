@@ -10,14 +10,13 @@ from weakref import ref
 
 from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.redelivery import Redelivery
-from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.counters import GatewayCounters, Traffic
 from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
-from penstock.gateway.overtime import Overtime
 from penstock.gateway.protocol.encode import encode_disconnect
 from penstock.gateway.protocol.packets import DISCONNECT, PUBREL
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.traffic import Traffic
+from penstock.gateway.transport.overtime import Overtime
 from penstock.gateway.transport.peer import PeerListener
 from penstock.store.options import KIB
 from penstock.store.store import Store

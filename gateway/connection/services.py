@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from penstock.gateway.connection.publish_fast_path import PublishFastPath
     from penstock.gateway.connection.subscribing import Subscribing
     from penstock.gateway.connection.throttle import Throttle
-    from penstock.gateway.counters import GatewayCounters
+    from penstock.gateway.counters import GatewayCounters, Traffic
     from penstock.gateway.delivery.mqtttraces import MqttTraces
     from penstock.gateway.delivery.retained_messages import RetainedMessages
     from penstock.gateway.delivery.share_settlements import ShareSettlements
     from penstock.gateway.options import GatewayOptions
-    from penstock.gateway.overtime import Overtime
     from penstock.gateway.sessions.journal import SessionJournal
     from penstock.gateway.sessions.lifecycle import SessionLifecycle
-    from penstock.gateway.traffic import Traffic
+    from penstock.gateway.transport.overtime import Overtime
     from penstock.pop.core.handle import Handles
     from penstock.store.store import Store
     from penstock.timer.delayed import DelayedMessages

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.options import LimitOptions
-from penstock.gateway.token_bucket import TokenBucket
+from penstock.gateway.transport.token_bucket import TokenBucket
 from penstock.timer.ticker import Ticker
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.backlog import BacklogLimit
-from penstock.gateway.delivery.context import DeliveryContext
 from penstock.gateway.delivery.draining import DrainingSubscription, drain
-from penstock.gateway.delivery.encoding import slot_topic
-from penstock.gateway.delivery.options import DeliveryOptions
+from penstock.gateway.delivery.encoding import DeliveryOptions, slot_topic
+from penstock.gateway.delivery.fanout import Fanouts
+from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.delivery.overlaps import mark_overlaps
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.retained_replay import RetainedReplay
@@ -27,14 +28,35 @@ from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.protocol.packets import NO_LOCAL, RETAIN_HANDLING
 from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.inflight import Slot
+from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
 from penstock.store.space.accounts import Resource
 from penstock.store.space.causer import Causer
+from penstock.store.store import Store
 
 if TYPE_CHECKING:
     from penstock.gateway.connection.outbox import Outbox
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryContext:
+    """The parts of the node with which all subscriptions deliver messages."""
+
+    store: Store
+    """The store, which has the messages."""
+    fanouts: Fanouts
+    """The fanouts of all light queues that have live subscriptions."""
+    journal: SessionJournal
+    """Records how far the subscriptions of lasting sessions have got."""
+    counters: GatewayCounters
+    """The counters of the gateway."""
+    traces: MqttTraces | None = None
+    """Makes spans of deliveries; None without tracing."""
+    sends_once: bool = False
+    """Whether clients of MQTT 3.1.1, too, get one copy of a message that several subscriptions match (`mqtt.overlapping`)."""
+
 
 logger = structlog.get_logger("gateway")
 

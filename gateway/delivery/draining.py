@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from penstock.gateway.delivery.options import DeliveryOptions
+from penstock.gateway.delivery.encoding import DeliveryOptions
 from penstock.gateway.delivery.subscription import Subscription, combined_options
 from penstock.store import topics
 from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue

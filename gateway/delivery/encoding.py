@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.mqtttraces import MqttTraces, TracedMessage
-from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.protocol.encode import encode_publish, encode_publish_head
 from penstock.gateway.protocol.fields import U16, write_varint
 from penstock.gateway.protocol.message import to_wire
@@ -39,6 +38,26 @@ from penstock.store.record import (
     topic_of,
 )
 from penstock.store.store import Store
+
+
+class DeliveryOptions(NamedTuple):
+    """How a subscription gets its messages. Subscriptions with equal options share one encoding of each batch."""
+
+    qos: int
+    """The maximum QoS granted: a message is delivered at the lower of this and its own."""
+    is_v5: bool = False
+    """Whether packets are those of MQTT 5.0."""
+    keeps_retain: bool = False
+    """The option Retain As Published (MQTT 5.0, 3.8.3.1)."""
+    identifiers: tuple[int, ...] = ()
+    """Subscription identifiers to put into each packet."""
+
+    @property
+    def key(self) -> int:
+        """A number that is the same for equal options, provided that there is at most one identifier."""
+        identifier = self.identifiers[0] if self.identifiers else 0
+        return self.qos | self.is_v5 << 2 | self.keeps_retain << 3 | identifier << 4
+
 
 _SHORT_HEAD = Struct(">BBH")
 """A fixed header whose length takes one byte, and the length of the topic."""

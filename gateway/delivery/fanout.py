@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from penstock.gateway.auth.permissions import topics_of
 from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
 from penstock.gateway.delivery.mqtttraces import MqttTraces
-from penstock.gateway.entry_topics import topics_of
-from penstock.gateway.overtime import Overtime
+from penstock.gateway.transport.overtime import Overtime
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
 from penstock.store.queues.lightqueue import ENTRY_BYTES, LightQueue
 from penstock.store.store import Store

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.gateway.delivery.encoding import EVERY_POSITION, EncodedBatch, encode_batch, encode_for_client
-from penstock.gateway.delivery.options import DeliveryOptions
+from penstock.gateway.auth.permissions import topics_of
+from penstock.gateway.delivery.encoding import EVERY_POSITION, DeliveryOptions, EncodedBatch, encode_batch, encode_for_client
 from penstock.gateway.delivery.retained_replay import RetainedReplay
-from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import NOT_QUEUED

@@ -8,10 +8,10 @@ from typing import Final
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import ListenerOptions
-from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer, PeerListener
 from penstock.gateway.transport.proxy import UNKNOWN
 from penstock.gateway.transport.sources import Sources
+from penstock.gateway.transport.token_bucket import TokenBucket
 from penstock.gateway.transport.turns import Turns
 from penstock.store.space.causer import is_local, plain_address, source_of
 

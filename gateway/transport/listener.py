@@ -16,11 +16,11 @@ from typing import Final, Protocol
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, ListenerOptions
-from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.admission import Admission
 from penstock.gateway.transport.certificates import certificates_of
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.peer import Peer
+from penstock.gateway.transport.token_bucket import TokenBucket
 from penstock.gateway.transport.unix_socket import UnixSocketFile
 from penstock.store.options import KIB, HostPort
 from penstock.store.space.causer import is_local

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import GatewayOptions, ListenerOptions
-from penstock.gateway.overtime import Overtime
 from penstock.gateway.transport.admission import Admission, HandshakeCount
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.handshakes import Handshakes
 from penstock.gateway.transport.listener import Listener
+from penstock.gateway.transport.overtime import Overtime
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import Sockets
 from penstock.gateway.transport.sources import Sources

@@ -7,7 +7,7 @@ import ssl
 from typing import Any, Final, Protocol
 
 from penstock.gateway.options import ListenerOptions
-from penstock.gateway.token_bucket import TokenBucket
+from penstock.gateway.transport.token_bucket import TokenBucket
 from penstock.store.space.causer import is_local, source_of
 
 SAN_KINDS: Final = ("URI", "email", "DNS")

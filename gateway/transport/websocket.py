@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from penstock.gateway.options import ListenerOptions
-from penstock.gateway.overtime import Overtime
+from penstock.gateway.transport.overtime import Overtime
 from penstock.store.options import KIB
 from penstock.store.space.causer import is_loopback_name
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.gateway import overtime
 from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.open_connections import CONNECTIONS_PER_CLIENT_MAX
 from penstock.gateway.connection.outbox import ANSWERS_BYTES_MAX
@@ -16,6 +15,7 @@ from penstock.gateway.protocol.encode import PINGRESP_BYTES, encode_acks, encode
 from penstock.gateway.protocol.errors import ConnectRefused, UnsupportedVersion
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.transport import overtime
 from penstock.store.options import KIB, MIB
 from tests.clock import ManualClock
 from tests.gateway.brokers import StartBroker

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
-from penstock.gateway.delivery.options import DeliveryOptions
+from penstock.gateway.delivery.encoding import DeliveryOptions, EncodedBatch, encode_batch
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
 from penstock.gateway.protocol.packets import PUBLISH

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway import overtime
 from penstock.gateway.delivery import fanout
 from penstock.gateway.delivery.fanout import AT_ONCE_MAX
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBLISH, UNSUBACK
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.transport import overtime
 from penstock.store.queues.lightqueue import LightQueue
 from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import unsubscribe

@@ -8,15 +8,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.access.passwords import PasswordFile
+from penstock.gateway.counters import Traffic
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions, LimitOptions, ListenerOptions
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.strikes import Claim, Strikes
-from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sources import Sources
+from penstock.gateway.transport.strikes import Claim, Strikes
 from penstock.store.options import KIB
 from tests.gateway.brokers import StartBroker
 from tests.gateway.logins import BAD_PASSWORD, BUSY, PASSWORD, USER

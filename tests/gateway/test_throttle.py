@@ -15,7 +15,7 @@ from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import LimitOptions, ListenerOptions
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBACK
-from penstock.gateway.token_bucket import TokenBucket
+from penstock.gateway.transport.token_bucket import TokenBucket
 from penstock.store import housekeeping
 from penstock.store.options import KIB
 from tests.clock import AheadClock, ManualClock

@@ -10,9 +10,9 @@ from websockets.frames import OP_BINARY, OP_PING, Frame
 
 from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.outbox import ANSWERS_BYTES_MAX
-from penstock.gateway.overtime import SLICE_S_MIN, TURN_S, Overtime
 from penstock.gateway.protocol.encode import PINGRESP_BYTES, encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREC, PUBREL
+from penstock.gateway.transport.overtime import SLICE_S_MIN, TURN_S, Overtime
 from penstock.gateway.transport.socket_transport import PIECE_OVERHEAD_BYTES, READ_BYTES
 from penstock.store.options import KIB, MIB
 from tests.gateway.brokers import StartBroker
@@ -149,7 +149,7 @@ async def test_a_read_full_of_small_packets_does_not_hold_up_others(
     client = await broker.connect("flood")
     await client.subscribe(("a", 0))
     unit = FLOODS[name]
-    monkeypatch.setattr("penstock.gateway.overtime.TURN_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.transport.overtime.TURN_S", 0.0)
     overtime = broker.node.gateway.overtime
     before = overtime.put_off
     a_turn_max = OF_SINGLE_PACKETS.get(name, PACKETS_A_TURN_MAX)
@@ -175,7 +175,7 @@ async def test_a_read_full_of_pings_is_answered_at_once(broker: Broker, is_v5: b
 async def test_what_is_put_off_is_handled_in_order_and_completely(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     subscriber, client = await broker.connect("subscriber"), await broker.connect("flood")
     await subscriber.subscribe(("#", 0))
-    monkeypatch.setattr("penstock.gateway.overtime.TURN_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.transport.overtime.TURN_S", 0.0)
     count = 3000
     before = broker.node.gateway.overtime.put_off
     packets = [encode_publish(b"t/%d" % (number % 7), b"%d" % number) for number in range(count)]
@@ -191,7 +191,7 @@ async def test_a_subscribe_and_an_unsubscribe_with_many_filters_take_several_tur
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await broker.connect("many")
-    monkeypatch.setattr("penstock.gateway.overtime.TURN_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.transport.overtime.TURN_S", 0.0)
     names = [f"a/{number}/+" for number in range(100)]
     for change in (client.subscribe(*((name, 1) for name in names)), client.unsubscribe(*names)):
         before = broker.node.gateway.overtime.put_off
@@ -212,7 +212,7 @@ async def test_what_follows_a_connect_in_one_long_read_is_handled_once(broker: B
 
 
 async def test_the_connects_of_a_fleet_take_several_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.overtime.TURN_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.transport.overtime.TURN_S", 0.0)
     found = await asyncio.gather(*(broker.connect(f"device-{number}") for number in range(20)))
     assert broker.node.gateway.overtime.put_off >= 20
     await found[0].subscribe(("a", 1))
@@ -224,7 +224,7 @@ async def test_a_client_that_ends_while_its_packets_wait_leaves_nothing_behind(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await broker.connect("flood")
-    monkeypatch.setattr("penstock.gateway.overtime.TURN_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.transport.overtime.TURN_S", 0.0)
     unit = FLOODS["PUBREL"]
     broker.feed("flood", unit * (READ_BYTES // len(unit)))
     assert len(broker.node.gateway.overtime) == 1
@@ -285,7 +285,7 @@ async def test_a_read_full_of_small_frames_does_not_hold_up_others(
     connection, overtime = broker.connection("flood"), broker.node.gateway.overtime
     unit = frame.serialize(mask=True)
     count = READ_BYTES // len(unit)
-    monkeypatch.setattr("penstock.gateway.overtime.TURN_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.transport.overtime.TURN_S", 0.0)
     before = overtime.put_off
     connection._transport.data_received(unit * count)  # type: ignore[union-attr]
     assert len(overtime) == 1

@@ -18,8 +18,8 @@ from penstock.access.control import AccessControl
 from penstock.gateway.connection.connection import Connection
 from penstock.gateway.gateway import Gateway, ServedParts
 from penstock.gateway.options import GatewayOptions, LimitOptions, ListenerOptions
-from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer
+from penstock.gateway.transport.token_bucket import TokenBucket
 from penstock.node.config import Config
 from penstock.node.holding import Holding
 from penstock.node.parts import NodeParts

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.delivery.encoding import EVERY_POSITION, encode_batch
-from penstock.gateway.delivery.options import DeliveryOptions
+from penstock.gateway.delivery.encoding import EVERY_POSITION, DeliveryOptions, encode_batch
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from penstock.gateway.counters import Traffic
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import LimitOptions
-from penstock.gateway.strike_table import StrikeTable
-from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
-from penstock.gateway.transport.sources import Sources
+from penstock.gateway.transport.sources import Sources, StrikeTable
 from penstock.store.space.causer import EXEMPT
 
 CLIENT_SHARE: Final = 10
