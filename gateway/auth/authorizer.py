@@ -147,8 +147,8 @@ class Authorizer:
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
-    def admit(self, connection: Connection, wish: Connect) -> None:
-        """Let a client connect, as a client with the CONNECT `wish`.
+    def admit(self, connection: Connection, connect: Connect) -> None:
+        """Let a client connect, as a client with the CONNECT `connect`.
 
         Raises:
             AuthorizationPending: others have to be asked first. The caller calls this again when they have answered.
@@ -170,13 +170,13 @@ class Authorizer:
                 return
         candidate = connection.candidate
         if candidate is None:
-            candidate = connection.candidate = Candidate(wish, self._plugin_session(wish, peer))
+            candidate = connection.candidate = Candidate(connect, self._plugin_session(connect, peer))
             candidate.is_authenticated = True if is_known else self._recognize(candidate, peer)
         _check_answered(candidate)
         if candidate.is_authenticated is None:
             raise AuthorizationPending(lambda then: self._authenticate(candidate, peer, then))
         if not candidate.is_authenticated:
-            code = ConnectCode.NOT_AUTHORIZED if wish.username is None else ConnectCode.BAD_USER_NAME_OR_PASSWORD
+            code = ConnectCode.NOT_AUTHORIZED if connect.username is None else ConnectCode.BAD_USER_NAME_OR_PASSWORD
             raise ConnectRefused("The client is not authenticated: user name, password or token is not right.", code)
         if self._is_revoked(candidate.identity):  # by a reload since it was authenticated
             raise ConnectRefused(f"The client is not authenticated: {REVOKED}.", ConnectCode.BAD_USER_NAME_OR_PASSWORD)
@@ -190,8 +190,8 @@ class Authorizer:
                 connection.user = session.username or ""
         if session is None or plugins is None:
             return
-        if wish.will is not None and plugins.filters_topics:
-            (is_allowed,) = self._answers(candidate, PUBLISH, [wish.will.topic])
+        if connect.will is not None and plugins.filters_topics:
+            (is_allowed,) = self._answers(candidate, PUBLISH, [connect.will.topic])
             if not is_allowed:
                 raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
         connection.plugin_session = session
@@ -199,7 +199,7 @@ class Authorizer:
     def _recognize(self, candidate: Candidate, peer: Peer) -> bool | None:
         """Return whether a client is who it says, if no thread has to be asked; otherwise None."""
         try:
-            found = self.logins.prove_token(candidate.wish)
+            found = self.logins.prove_token(candidate.connect)
         except KeysUnavailable as error:
             self._note(CONNECT, str(error), "")
             candidate.is_unanswered = True
@@ -207,37 +207,37 @@ class Authorizer:
         if found is not None:
             candidate.identity = found if isinstance(found, ProvenIdentity) else None
             return self._note(CONNECT, candidate.identity is not None, "")
-        candidate.credential = self.logins.remembered(candidate.wish, candidate.session, peer)
+        candidate.credential = self.logins.remembered(candidate.connect, candidate.session, peer)
         if candidate.credential is None or self.logins.verified is None:
             return None
         self.logins.verified.hits += 1
         candidate.identity = candidate.credential.verified.identity
         return True
 
-    def _plugin_session(self, wish: Connect, peer: Peer) -> ClientSession | None:
+    def _plugin_session(self, connect: Connect, peer: Peer) -> ClientSession | None:
         """Return a client as the plugins see it; None if there are none."""
         if self._plugins is None:
             return None
         from penstock.gateway.auth.client_session import ClientSession  # The module is loaded already.
 
-        return ClientSession(wish, wish.client_id or assign_client_id(), peer)
+        return ClientSession(connect, connect.client_id or assign_client_id(), peer)
 
-    def check_ban(self, connection: Connection, wish: Connect, user: str) -> None:
+    def check_ban(self, connection: Connection, connect: Connect, user: str) -> None:
         """Check that no ban concerns a client.
 
         Args:
             connection: of the client.
-            wish: its CONNECT.
+            connect: its CONNECT.
             user: its user name; empty as long as nobody has vouched for it.
 
         Raises:
             ConnectRefused: a ban does.
         """
-        ban = self.access.bans.of(Subject(user, client_id=wish.client_id, address=connection.peer.host))
+        ban = self.access.bans.of(Subject(user, client_id=connect.client_id, address=connection.peer.host))
         if ban is not None:
             raise ConnectRefused(f"The {ban.kind} {ban.name!r} is banned.", ConnectCode.NOT_AUTHORIZED, ReasonCode.BANNED)
 
-    def client_id_of(self, connection: Connection, wish: Connect) -> str:
+    def client_id_of(self, connection: Connection, connect: Connect) -> str:
         """Return the client id of a client that is authenticated, which the node assigns if the client sent none.
 
         Raises:
@@ -246,10 +246,10 @@ class Authorizer:
         pattern, peer, certificate = self._client_ids, connection.peer, ""
         if pattern.needs_certificate and peer.ssl_object is not None:
             certificate = username_of(peer.ssl_object.getpeercert() or {}, "cn") or ""
-        client_id = wish.client_id or pattern.assign(connection.user, certificate)
+        client_id = connect.client_id or pattern.assign(connection.user, certificate)
         if client_id is None or not (pattern.is_open or pattern.matches(client_id, connection.user, certificate)):
             raise ConnectRefused(
-                f"The client may not have the client id {wish.client_id[:80]!r}. See mqtt.access.client_id.",
+                f"The client may not have the client id {connect.client_id[:80]!r}. See mqtt.access.client_id.",
                 ConnectCode.IDENTIFIER_REJECTED,
             )
         return client_id
@@ -272,13 +272,13 @@ class Authorizer:
             found = list(dict.fromkeys([*found, *refused]))
         return found
 
-    def check_will(self, connection: Connection, wish: Connect) -> None:
+    def check_will(self, connection: Connection, connect: Connect) -> None:
         """Check that the rules let a client that is authenticated publish to the topic of its will. Raises ConnectRefused."""
-        rights = self._rights_of(connection, wish.client_id)
-        if wish.will is None or rights is None:
+        rights = self._rights_of(connection, connect.client_id)
+        if connect.will is None or rights is None:
             return
-        topic = wish.will.topic.encode()
-        if not rights.may(PUBLISH, wish.will.topic):
+        topic = connect.will.topic.encode()
+        if not rights.may(PUBLISH, connect.will.topic):
             self.note_denied(rights, PUBLISH, [topic])
             raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
 
@@ -301,10 +301,10 @@ class Authorizer:
             return False
         return proves
 
-    def note_refused(self, connection: Connection, wish: Connect | None, error: ProtocolError) -> None:
-        """Write into the audit log that a CONNECT was refused. `wish` is None if it could not be read."""
+    def note_refused(self, connection: Connection, connect: Connect | None, error: ProtocolError) -> None:
+        """Write into the audit log that a CONNECT was refused. `connect` is None if it could not be read."""
         peer = connection.peer
-        client_id, claimed = (wish.client_id, wish.username) if wish is not None else ("", None)
+        client_id, claimed = (connect.client_id, connect.username) if connect is not None else ("", None)
         user, about = connection.user or peer.username or "", {"reason": error.reason.name, "why": str(error)}
         if claimed != user:
             about["claimed"] = claimed or ""
@@ -407,13 +407,13 @@ class Authorizer:
             candidate.is_authenticated = self._note(CONNECT, answer, outcome)
             candidate.is_unanswered = candidate.is_authenticated is None
             if candidate.is_authenticated:
-                candidate.credential = self.logins.remembered(candidate.wish, candidate.session, peer)
+                candidate.credential = self.logins.remembered(candidate.connect, candidate.session, peer)
                 candidate.identity = login.identity
                 if candidate.credential is not None:
                     candidate.identity = candidate.credential.verified.identity
             then(True)  # Without an answer the client is refused, because nothing of it waits yet.
 
-        login = self.logins.begin(candidate.wish, candidate.session, peer, answered)
+        login = self.logins.begin(candidate.connect, candidate.session, peer, answered)
         candidate.login = login if not login.is_done else None
 
     def _answers(self, candidate: Candidate, action: str, topics: list[str]) -> list[bool]:

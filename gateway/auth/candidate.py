@@ -17,14 +17,14 @@ class Candidate:
     """How far a CONNECT has got on its way past passwords, tokens and plugins.
 
     Parameters:
-        wish: the CONNECT.
+        connect: the CONNECT.
         session: the client as the plugins see it; None if there are none.
     """
 
-    __slots__ = ("credential", "identity", "is_authenticated", "is_unanswered", "login", "session", "topics", "wish")
+    __slots__ = ("connect", "credential", "identity", "is_authenticated", "is_unanswered", "login", "session", "topics")
 
-    def __init__(self, wish: Connect, session: ClientSession | None) -> None:
-        self.wish = wish
+    def __init__(self, connect: Connect, session: ClientSession | None) -> None:
+        self.connect = connect
         self.session = session
         self.is_authenticated: bool | None = None
         """Whether the client is who it says; None as long as nobody has said it."""

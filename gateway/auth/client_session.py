@@ -13,19 +13,19 @@ from penstock.gateway.transport.peer import Peer
 class ClientSession(Session):  # type: ignore[misc] # amqtt ships no types
     """A client as a plugin sees it: the session of amqtt, without its costly queues and state machine."""
 
-    def __init__(self, wish: Connect, client_id: str, peer: Peer) -> None:
+    def __init__(self, connect: Connect, client_id: str, peer: Peer) -> None:
         self.client_id = client_id
         self.remote_address = peer.host
         self.remote_port = peer.port
         self.ssl_object = peer.ssl_object
-        self.username = wish.username if peer.username is None else peer.username
+        self.username = connect.username if peer.username is None else peer.username
         # A plugin expects text. A password that is no text becomes one that nobody has.
-        self.password = wish.password.decode(errors="surrogateescape") if wish.password is not None else None
-        self.clean_session = wish.clean_start
-        self.keep_alive = wish.keep_alive_s
+        self.password = connect.password.decode(errors="surrogateescape") if connect.password is not None else None
+        self.clean_session = connect.clean_start
+        self.keep_alive = connect.keep_alive_s
         self.is_anonymous = False
         self.attributes: dict[str, Any] = {}
-        will = wish.will
+        will = connect.will
         self.will_flag = will is not None
         self.will_topic = will.topic if will else None
         self.will_message = will.body if will else None

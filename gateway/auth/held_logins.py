@@ -32,7 +32,7 @@ class HeldLogins:
 
     def add(self, login: Login, now_s: float) -> bool:
         """Hold a login. Return False if there is no room for it."""
-        if len(self._logins) >= self._count_max or login.wish.size > CONNECT_BYTES_MAX:
+        if len(self._logins) >= self._count_max or login.connect.size > CONNECT_BYTES_MAX:
             return False
         login.deadline_s = now_s + self._hold_s
         self._logins[login] = None

@@ -19,24 +19,24 @@ class Login:
     """A login, which is answered at most once.
 
     Parameters:
-        wish: the CONNECT.
+        connect: the CONNECT.
         session: the client as plugins see it; None if there are none.
         source: where the client comes from: see `transport.sources`.
         credential: names the client's credentials among those that were verified before; None if these are not remembered.
         answered: gets the answer, and why there is none, if there is none: "timeout" or "overload".
     """
 
-    __slots__ = ("_answered", "credential", "deadline_s", "identity", "is_done", "session", "source", "started_s", "wish")
+    __slots__ = ("_answered", "connect", "credential", "deadline_s", "identity", "is_done", "session", "source", "started_s")
 
     def __init__(
         self,
-        wish: Connect,
+        connect: Connect,
         session: ClientSession | None,
         source: str,
         credential: bytes | None,
         answered: Callable[[Answer, str], None],
     ) -> None:
-        self.wish = wish
+        self.connect = connect
         self.session = session
         self.source = source
         self.credential = credential

@@ -117,17 +117,19 @@ class Logins:
 
     # --- the node's loop --------------------------------------------------------------------------------------------
 
-    def begin(self, wish: Connect, session: ClientSession | None, peer: Peer, answered: Callable[[Answer, str], None]) -> Login:
+    def begin(
+        self, connect: Connect, session: ClientSession | None, peer: Peer, answered: Callable[[Answer, str], None]
+    ) -> Login:
         """Ask whether a client is who it says; return the login, which `queue.drop` gives up.
 
         Args:
-            wish: the CONNECT.
+            connect: the CONNECT.
             session: the client as plugins see it, if there are plugins.
             peer: the client's end.
             answered: gets the answer, and why there is none, if there is none: "timeout" or "overload". This may happen before
                 this method returns.
         """
-        login = Login(wish, session, peer.source, self._credential_of(wish, peer), answered)
+        login = Login(connect, session, peer.source, self._credential_of(connect, peer), answered)
         refused = self.queue.add(login)
         if refused is not None:
             refused.answer(None, "overload")
@@ -154,9 +156,9 @@ class Logins:
         if self.queue.held:
             self._release_later()
 
-    def remembered(self, wish: Connect, session: ClientSession | None, peer: Peer) -> Credential | None:
+    def remembered(self, connect: Connect, session: ClientSession | None, peer: Peer) -> Credential | None:
         """Return the credentials of a client if they were verified before, or None. Then `session` is as it was after that."""
-        name = self._credential_of(wish, peer)
+        name = self._credential_of(connect, peer)
         found = self.verified.find(name) if self.verified is not None and name is not None else None
         if found is not None and session is not None:
             verified = found.verified
@@ -164,12 +166,12 @@ class Logins:
             session.attributes = dict(verified.attributes)
         return found
 
-    def prove_token(self, wish: Connect) -> ProvenIdentity | bool | None:
+    def prove_token(self, connect: Connect) -> ProvenIdentity | bool | None:
         """Return who a client is that shows a token; False if the token proves nothing, and None if it shows none."""
-        password = _text_of(wish.password)
+        password = _text_of(connect.password)
         if self._access.tokens is None or password is None or not is_token(password):
             return None
-        return self._access.prove(wish.username, password, True)
+        return self._access.prove(connect.username, password, True)
 
     def expire(self) -> None:
         """Give up the logins that can't be answered in time. The caller calls this once a second."""
@@ -193,17 +195,17 @@ class Logins:
         if self.queue.held:
             self._release_later()
 
-    def _credential_of(self, wish: Connect, peer: Peer) -> bytes | None:
+    def _credential_of(self, connect: Connect, peer: Peer) -> bytes | None:
         """Return the name of a client's credentials; None if credentials are not remembered, or the client has none."""
-        if self.verified is None or wish.username is None:
+        if self.verified is None or connect.username is None:
             return None
-        parts = [wish.username.encode(), wish.password or b""]
+        parts = [connect.username.encode(), connect.password or b""]
         passwords = self._access.passwords
         if passwords is not None:  # With another hash, the name is another one: so a changed password is found out at once.
-            parts.append(passwords.hashes.get(wish.username, "").encode())
+            parts.append(passwords.hashes.get(connect.username, "").encode())
         if self._names_all:
             certificate = peer.ssl_object.getpeercert(binary_form=True) if peer.ssl_object is not None else None
-            parts += [wish.client_id.encode(), peer.host.encode(), peer.listener.name.encode(), certificate or b""]
+            parts += [connect.client_id.encode(), peer.host.encode(), peer.listener.name.encode(), certificate or b""]
         return self.verified.name_of(parts)
 
     # --- the threads ------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Logins:
             if login.identity is not None or found_before is not None:
                 return True
         if self._access.passwords is not None:
-            found = self._access.prove(login.wish.username, _text_of(login.wish.password), host is None)
+            found = self._access.prove(login.connect.username, _text_of(login.connect.password), host is None)
             if isinstance(found, ProvenIdentity):
                 login.identity = found
                 if credential is not None:
@@ -231,9 +233,9 @@ class Logins:
         if host is None or login.session is None:
             return False
         answer = await host.authenticate(login.session)
-        if answer is False and self._access.passwords is not None and login.wish.username is not None:
+        if answer is False and self._access.passwords is not None and login.connect.username is not None:
             # A user of the file would have cost a hash: the time must not tell that this one is not in it.
-            self._access.passwords.verify(login.wish.username, login.wish.password or b"")
+            self._access.passwords.verify(login.connect.username, login.connect.password or b"")
         return answer
 
 

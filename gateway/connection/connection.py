@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         "identity",
         "is_v5",
         "keep_alive_s",
-        "kept",
+        "kept_packets",
         "level",
         "meter",
         "outbox",
@@ -141,12 +141,12 @@ class Connection(asyncio.Protocol):
             queued_max=options.session_queued_max,
             overtime=services.overtime,
         )
-        self.kept = kept = KeptPackets(services.backlog)
+        self.kept_packets = kept_packets = KeptPackets(services.backlog)
         """The packets that wait for a disk with room."""
         self.meter = services.throttle.meter(listener.messages, listener.bytes)
         """The rate limits of this connection, if it has any."""
-        self._publishes = IncomingPublishes(services, outbox, kept)
-        self._acks = (IncomingAcks if services.traces is None else TracedAcks)(services, outbox, kept)
+        self._publishes = IncomingPublishes(services, outbox, kept_packets)
+        self._acks = (IncomingAcks if services.traces is None else TracedAcks)(services, outbox, kept_packets)
         self._fast_path = services.fast_path
         self._now_s = services.now_s
         self._listener = peer.listener
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._inbox.open(transport if isinstance(transport, SocketTransport) else None)
         self.outbox.open(self, self._transport, self._services.loop)
-        self.kept.open(self)
+        self.kept_packets.open(self)
         self.received_s = self._now_s()
         self.peer.made(transport)
         self._services.connections.add(self)
@@ -334,7 +334,7 @@ class Connection(asyncio.Protocol):
             and inbox.deferred is None
             and inbox.turns is not None
             and self.meter is None
-            and not self.kept.packets
+            and not self.kept_packets.packets
             and not self.session.no_local
         )
 
@@ -572,14 +572,14 @@ class Connection(asyncio.Protocol):
 
     def retry_kept(self) -> None:
         """Handle the packets that were kept while the disk was full. Those that still find no room are kept again."""
-        kept = self.kept.clear()
+        packets = self.kept_packets.clear()
         if self._is_closed:
             return
         if self._inbox.deferred:  # these packets came later
-            self._inbox.deferred = kept + self._inbox.deferred
+            self._inbox.deferred = packets + self._inbox.deferred
         else:
-            self._handle_all(kept)
-        if not self.kept.is_full:
+            self._handle_all(packets)
+        if not self.kept_packets.is_full:
             self.resume_reading(PauseReason.DISK_FULL)
 
     # --- access control ---------------------------------------------------------------------------------------------
@@ -602,12 +602,12 @@ class Connection(asyncio.Protocol):
         """
         if not self.connected:
             return
-        found = authorizer.recheck(self, self.session.client_id, list(self.subscriptions.by_filter))
-        if not found.may_have_will:
+        recheck = authorizer.recheck(self, self.session.client_id, list(self.subscriptions.by_filter))
+        if not recheck.may_have_will:
             self.session.has_will = False
-        self.subscriptions.withdraw(found.refused)
-        if found.why:
-            self.close(found.why, ReasonCode.ADMINISTRATIVE_ACTION)
+        self.subscriptions.withdraw(recheck.refused)
+        if recheck.why:
+            self.close(recheck.why, ReasonCode.ADMINISTRATIVE_ACTION)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -647,7 +647,7 @@ class Connection(asyncio.Protocol):
         self.connected = False
         self._services.close_log.left(self.user, self.session.client_id, self.peer, why, reason)
         self.outbox.end()
-        self.kept.clear()  # nothing of it was acknowledged
+        self.kept_packets.clear()  # nothing of it was acknowledged
         self.subscriptions.stop(is_lost=not self._has_left and reason in LOST_REASONS)
         self._services.lifecycle.leave(self.session)
         self.subscriptions.close()

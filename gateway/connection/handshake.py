@@ -81,15 +81,15 @@ class Handshake:
             AuthorizationPending: the plugins have to be asked first.
             ProtocolError: the packet is no CONNECT, or is refused; to be answered by `refuse`.
         """
-        wish: Connect | None = None
+        connect: Connect | None = None
         try:
-            wish = self._wish(connection, packet)
-            self._accept(connection, wish)
+            connect = self._read_connect(connection, packet)
+            self._accept(connection, connect)
         except ProtocolError as error:  # whatever the reason: nobody is refused without a line in the audit log
-            self._authorizer.note_refused(connection, wish, error)
+            self._authorizer.note_refused(connection, connect, error)
             raise
 
-    def _wish(self, connection: Connection, packet: Packet) -> Connect:
+    def _read_connect(self, connection: Connection, packet: Packet) -> Connect:
         """Return what the first packet of a connection says. Raises ProtocolError."""
         if packet[0] == MALFORMED:
             raise packet[1]
@@ -98,7 +98,7 @@ class Handshake:
         limits = self._store.options
         connection.level = protocol_level(packet[2])
         if connection.candidate is not None:  # the plugins have been asked about this CONNECT, which was parsed before
-            return connection.candidate.wish
+            return connection.candidate.connect
         return parse_connect(
             packet[2],
             topic_levels_max=limits.topic_levels_max,
@@ -106,38 +106,38 @@ class Handshake:
             user_properties_max=self._options.user_properties_max,
         )
 
-    def _accept(self, connection: Connection, wish: Connect) -> None:
+    def _accept(self, connection: Connection, connect: Connect) -> None:
         if connection.peer.is_over_rate:
             raise ConnectRefused(
                 "more clients connect than the listener accepts in a second: see connections_per_s",
                 ConnectCode.SERVER_UNAVAILABLE,
                 ReasonCode.CONNECTION_RATE_EXCEEDED,
             )
-        self._check_held(connection, wish, "")
-        self._authorizer.check_ban(connection, wish, "")
-        self._authorizer.admit(connection, wish)
-        self._check_held(connection, wish, connection.user)
-        self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
-        if wish.will is not None:
-            self._check_will(wish.will)
-        self._authorizer.check_will(connection, wish)
-        client_id = self._authorizer.client_id_of(connection, wish)
+        self._check_held(connection, connect, "")
+        self._authorizer.check_ban(connection, connect, "")
+        self._authorizer.admit(connection, connect)
+        self._check_held(connection, connect, connection.user)
+        self._authorizer.check_ban(connection, connect, self._authorizer.user_of(connection))
+        if connect.will is not None:
+            self._check_will(connect.will)
+        self._authorizer.check_will(connection, connect)
+        client_id = self._authorizer.client_id_of(connection, connect)
         stored = self._lifecycle.claim(client_id, connection.user)
-        filters = list(stored.subscriptions) if stored is not None and not wish.clean_start else []
+        filters = list(stored.subscriptions) if stored is not None and not connect.clean_start else []
         forbidden = self._authorizer.forbidden(connection, client_id, filters)
         self._clients.check_room(client_id)
         outbox = connection.outbox
-        if wish.level == V5_0:
-            alias_max = min(wish.topic_alias_max, self._options.sent_topic_alias_max)
+        if connect.level == V5_0:
+            alias_max = min(connect.topic_alias_max, self._options.sent_topic_alias_max)
             outbox.is_v5 = True
-            outbox.says_why = wish.wants_problem_information
-            outbox.packet_bytes_max = wish.packet_bytes_max
+            outbox.says_why = connect.wants_problem_information
+            outbox.packet_bytes_max = connect.packet_bytes_max
             outbox.aliases = TopicAliases(alias_max) if alias_max else None
         before = self._store.log.end
         is_afresh = stored is not None and (stored.curtailed or bool(forbidden))
-        session, is_present = self._open_session(connection, wish, client_id, is_afresh=is_afresh)
+        session, is_present = self._open_session(connection, connect, client_id, is_afresh=is_afresh)
         is_recorded = self._store.log.end > before
-        keep_alive_s = self._keep_alive_s(wish)
+        keep_alive_s = self._keep_alive_s(connect)
         connection.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
         subscriptions = ClientSubscriptions(session, outbox, self._deliveries)
         connection.begin(subscriptions)
@@ -149,7 +149,7 @@ class Handshake:
                 connection.permissions.consider(subscriptions.by_filter)
             outbox.redelivery = Redelivery(self._store, self._deliveries.shared.settlements, subscriptions, outbox)
             outbox.pump_soon()
-        connack = self._connack(wish, session, is_present=is_present and not is_afresh, keep_alive_s=keep_alive_s)
+        connack = self._connack(connect, session, is_present=is_present and not is_afresh, keep_alive_s=keep_alive_s)
         outbox.greet(connack, is_recorded=is_recorded)
         self._traffic.packets_in[CONNECT] += 1
         self._counters.packets_in += 1
@@ -174,30 +174,32 @@ class Handshake:
         if answer:
             outbox.send(answer)
 
-    def _open_session(self, connection: Connection, wish: Connect, client_id: str, *, is_afresh: bool) -> tuple[Session, bool]:
+    def _open_session(
+        self, connection: Connection, connect: Connect, client_id: str, *, is_afresh: bool
+    ) -> tuple[Session, bool]:
         """Give a connection the session of its client id, and return it, and whether it existed before.
 
         An older connection with that client id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2]. `is_afresh` as for
         `SessionLifecycle.open`. Raises ConnectRefused.
         """
-        expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
-        self._lifecycle.check_room(client_id, wish, expiry_s)
+        expiry_s = min(connect.session_expiry_s, self._options.session_expiry_s_max)
+        self._lifecycle.check_room(client_id, connect, expiry_s)
         self._clients.close_older(client_id)
         user, source = connection.user, connection.peer.source
-        author = Author(*self._authorizer.author_of(connection, client_id)) if wish.will is not None else None
-        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, user, source, author, is_afresh=is_afresh)
+        author = Author(*self._authorizer.author_of(connection, client_id)) if connect.will is not None else None
+        session, is_present = self._lifecycle.open(client_id, connect, expiry_s, user, source, author, is_afresh=is_afresh)
         connection.session = session
         self._clients.enter(client_id, connection)
         self._authorizer.entered(connection, session.client_id)
-        if connection.permissions is not None and wish.will is not None:
-            connection.permissions.will_topic = wish.will.topic.encode()
+        if connection.permissions is not None and connect.will is not None:
+            connection.permissions.will_topic = connect.will.topic.encode()
         self._counters.connections_accepted += 1
         self._traffic.client_connected(connection.peer.listener.name, connection.level)
         return session, is_present
 
-    def _check_held(self, connection: Connection, wish: Connect, user: str) -> None:
+    def _check_held(self, connection: Connection, connect: Connect, user: str) -> None:
         """Raise ConnectRefused if a client is held off. `user` is empty as long as nobody has vouched for it."""
-        connection.claim = Claim.of(wish.username, wish.client_id)
+        connection.claim = Claim.of(connect.username, connect.client_id)
         if self._strikes.is_held(connection.peer, user, connection.claim):
             raise ConnectRefused(
                 "The client is held off after too many errors. It may try again later: see mqtt.limits.strikes_max.",
@@ -229,28 +231,28 @@ class Handshake:
                     ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
                 )
 
-    def _keep_alive_s(self, wish: Connect) -> int:
+    def _keep_alive_s(self, connect: Connect) -> int:
         """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's if that is shorter."""
         longest_s = self._options.keep_alive_s_max
-        if wish.level == V5_0 and longest_s and not 0 < wish.keep_alive_s <= longest_s:
+        if connect.level == V5_0 and longest_s and not 0 < connect.keep_alive_s <= longest_s:
             return longest_s
-        return wish.keep_alive_s
+        return connect.keep_alive_s
 
-    def _connack(self, wish: Connect, session: Session, *, is_present: bool, keep_alive_s: int) -> bytes:
-        if wish.level != V5_0:
-            return encode_connack(is_present and wish.level > 3, ConnectCode.ACCEPTED)  # 3.1 has no such flag
+    def _connack(self, connect: Connect, session: Session, *, is_present: bool, keep_alive_s: int) -> bytes:
+        if connect.level != V5_0:
+            return encode_connack(is_present and connect.level > 3, ConnectCode.ACCEPTED)  # 3.1 has no such flag
         options = self._options
-        found: PropertyValues = {
+        properties: PropertyValues = {
             Property.RECEIVE_MAXIMUM: options.inflight_max,
             Property.MAXIMUM_PACKET_SIZE: options.packet_bytes_max,
             Property.SHARED_SUBSCRIPTION_AVAILABLE: int(options.shared_max > 0),
         }
         if options.topic_alias_max:
-            found[Property.TOPIC_ALIAS_MAXIMUM] = options.topic_alias_max
-        if not wish.client_id:  # [MQTT-3.1.3-7]
-            found[Property.ASSIGNED_CLIENT_ID] = session.client_id
-        if keep_alive_s != wish.keep_alive_s:  # [MQTT-3.1.2-21]
-            found[Property.SERVER_KEEP_ALIVE_S] = keep_alive_s
-        if session.expiry_s != wish.session_expiry_s:  # 3.2.2.3.2
-            found[Property.SESSION_EXPIRY_S] = session.expiry_s
-        return encode_connack_5(is_present, ReasonCode.SUCCESS, found)
+            properties[Property.TOPIC_ALIAS_MAXIMUM] = options.topic_alias_max
+        if not connect.client_id:  # [MQTT-3.1.3-7]
+            properties[Property.ASSIGNED_CLIENT_ID] = session.client_id
+        if keep_alive_s != connect.keep_alive_s:  # [MQTT-3.1.2-21]
+            properties[Property.SERVER_KEEP_ALIVE_S] = keep_alive_s
+        if session.expiry_s != connect.session_expiry_s:  # 3.2.2.3.2
+            properties[Property.SESSION_EXPIRY_S] = session.expiry_s
+        return encode_connack_5(is_present, ReasonCode.SUCCESS, properties)

@@ -43,18 +43,28 @@ class IncomingAcks:
     Parameters:
         services: the parts of the gateway that all connections share.
         outbox: sends the answers.
-        kept: keeps what finds no room on the disk.
+        kept_packets: keeps what finds no room on the disk.
     """
 
-    __slots__ = ("_counters", "_is_v5", "_journal", "_kept", "_outbox", "_session", "_settlements", "_store", "_unanswered")
+    __slots__ = (
+        "_counters",
+        "_is_v5",
+        "_journal",
+        "_kept_packets",
+        "_outbox",
+        "_session",
+        "_settlements",
+        "_store",
+        "_unanswered",
+    )
 
-    def __init__(self, services: ConnectionServices, outbox: Outbox, kept: KeptPackets) -> None:
+    def __init__(self, services: ConnectionServices, outbox: Outbox, kept_packets: KeptPackets) -> None:
         self._store = services.store
         self._counters = services.counters
         self._journal = services.journal
         self._settlements = services.settlements
         self._outbox = outbox
-        self._kept = kept
+        self._kept_packets = kept_packets
         self._session: Session
         self._is_v5 = False
         self._unanswered: list[_Unanswered] = []
@@ -129,7 +139,7 @@ class IncomingAcks:
             self._journal.save(session, released)
         except DiskFull:  # they are handled again when there is room
             session.received.update(each.packet_id for each in unanswered if each.kind == PUBREL and each.is_expected)
-            self._kept.add([each[:2] for each in unanswered], PACKET_OVERHEAD_BYTES * len(unanswered))
+            self._kept_packets.add([each[:2] for each in unanswered], PACKET_OVERHEAD_BYTES * len(unanswered))
             return
         self._store.when_durable(partial(self._answer, unanswered))
 
@@ -153,8 +163,8 @@ class TracedAcks(IncomingAcks):
 
     __slots__ = ("_traces",)
 
-    def __init__(self, services: ConnectionServices, outbox: Outbox, kept: KeptPackets) -> None:
-        super().__init__(services, outbox, kept)
+    def __init__(self, services: ConnectionServices, outbox: Outbox, kept_packets: KeptPackets) -> None:
+        super().__init__(services, outbox, kept_packets)
         assert services.traces is not None, "the node has tracing"
         self._traces = services.traces
 

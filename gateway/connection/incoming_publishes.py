@@ -82,7 +82,7 @@ class IncomingPublishes:
     Parameters:
         services: the parts of the gateway that all connections share.
         outbox: sends the acks.
-        kept: keeps what finds no room on the disk.
+        kept_packets: keeps what finds no room on the disk.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class IncomingPublishes:
         "_bytes_max",
         "_denied",
         "_is_v5",
-        "_kept",
+        "_kept_packets",
         "_options",
         "_outbox",
         "_permissions",
@@ -107,7 +107,7 @@ class IncomingPublishes:
         "stopped_at",
     )
 
-    def __init__(self, services: ConnectionServices, outbox: Outbox, kept: KeptPackets) -> None:
+    def __init__(self, services: ConnectionServices, outbox: Outbox, kept_packets: KeptPackets) -> None:
         self._services = services
         self._store = services.store
         self._append = services.store.append_message
@@ -115,7 +115,7 @@ class IncomingPublishes:
         self._options = services.options
         self._bytes_max = services.options.message_bytes_max
         self._outbox = outbox
-        self._kept = kept
+        self._kept_packets = kept_packets
         self._session: Session
         self._permissions: Permissions | None = None
         self._is_v5 = False
@@ -189,7 +189,7 @@ class IncomingPublishes:
             self._pubrec_ids.append(packet_id)  # [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
             self._tell_handle_again(packet_id)
             return
-        if self._kept.packets and not self._is_v5:
+        if self._kept_packets.packets and not self._is_v5:
             self._keep(packet)  # the messages before it come first [MQTT-4.6.0-2]
             return
         try:
@@ -256,7 +256,7 @@ class IncomingPublishes:
         """Store PUBLISHes that differ in packet ids and bodies only; return False if each must be looked at by itself."""
         _, flags, topic, packet_ids, bodies = run
         permissions = self._permissions
-        if self._kept.packets or (permissions is not None and not permissions.may_publish(topic, packets)):
+        if self._kept_packets.packets or (permissions is not None and not permissions.may_publish(topic, packets)):
             return False
         try:
             size = sum(map(len, bodies))
@@ -377,7 +377,7 @@ class IncomingPublishes:
         """Keep a PUBLISH of MQTT 3.1.1 until the disk has room; drop one of QoS 0."""
         _, flags, topic, _, body = packet[:5]
         if flags & QOS_MASK:
-            self._kept.add([packet], len(topic) + len(body) + PACKET_OVERHEAD_BYTES)
+            self._kept_packets.add([packet], len(topic) + len(body) + PACKET_OVERHEAD_BYTES)
         else:
             self._services.counters.publishes_dropped += 1
 

@@ -56,7 +56,7 @@ class Subscribing:
             AuthorizationPending: the plugins have to be asked before anything is added.
         """
         is_v5 = subscriptions.outlet.is_v5
-        wish = parse_subscribe(
+        request = parse_subscribe(
             body,
             is_v5=is_v5,
             filters_max=self._options.packet_filters_max,
@@ -64,7 +64,7 @@ class Subscribing:
         )
         # What this turn has stored came before the subscription: once it is committed, it is sent as retained or not at all.
         self._store.commit()
-        asked = wish.filters[: self._options.subscriptions_max]
+        asked = request.filters[: self._options.subscriptions_max]
         invalid = _invalid(topic_filter for topic_filter, _ in asked)
         allowed = None
         if permissions is not None:
@@ -76,7 +76,7 @@ class Subscribing:
                     raise invalid[topic_filter]
                 if allowed is not None and not allowed[topic_filter]:
                     raise SubscriptionForbidden("the rules (access.file) or the plugins don't allow the subscription")
-                subscriptions.subscribe(topic_filter, options, wish.identifier)
+                subscriptions.subscribe(topic_filter, options, request.identifier)
                 granted.append(options & QOS)
             except StoreError as error:
                 self._counters.subscriptions_refused += 1
@@ -85,8 +85,8 @@ class Subscribing:
                 granted.append(self._reason(error) if is_v5 else SUBACK_FAILURE)
             yield
         beyond = ReasonCode.QUOTA_EXCEEDED if is_v5 else SUBACK_FAILURE
-        granted += [beyond] * (len(wish.filters) - len(granted))
-        return encode_suback(wish.packet_id, granted, is_v5)
+        granted += [beyond] * (len(request.filters) - len(granted))
+        return encode_suback(request.packet_id, granted, is_v5)
 
     @staticmethod
     def _reason(error: StoreError) -> int:
@@ -105,15 +105,15 @@ class Subscribing:
             DiskFull: the disk has no room for the record of it.
         """
         is_v5 = subscriptions.outlet.is_v5
-        wish = parse_unsubscribe(
+        request = parse_unsubscribe(
             body,
             is_v5=is_v5,
             filters_max=self._options.packet_filters_max,
             user_properties_max=self._options.user_properties_max,
         )
-        invalid = _invalid(wish.filters)
+        invalid = _invalid(request.filters)
         codes = []
-        for topic_filter in wish.filters:
+        for topic_filter in request.filters:
             if topic_filter in invalid:
                 codes.append(ReasonCode.TOPIC_FILTER_INVALID)
             else:
@@ -121,8 +121,8 @@ class Subscribing:
                 codes.append(ReasonCode.SUCCESS if had else ReasonCode.NO_SUBSCRIPTION_EXISTED)
             yield
         if not is_v5:
-            return encode_unsuback(wish.packet_id)  # also if there was no subscription 3.1.1:[MQTT-3.10.4-5]
-        return encode_unsuback_5(wish.packet_id, codes)
+            return encode_unsuback(request.packet_id)  # also if there was no subscription 3.1.1:[MQTT-3.10.4-5]
+        return encode_unsuback_5(request.packet_id, codes)
 
 
 def _invalid(filters: Iterable[str]) -> dict[str, TopicInvalid]:

@@ -280,8 +280,15 @@ class Subscription:
     def pump(self) -> None:
         """Send, in a few steps, what a lagging subscription can send now. Make it live when it has caught up.
 
-        If it stops before that, the outlet always pumps it again: when the socket has drained, when an acknowledgement has made
-        room, when the plugins have answered, when the disk has room, or soon.
+        Each step ends in one of these states. In all but the first, the outlet pumps the subscription again.
+
+        - caught up: nothing is left between cursor and end, and the subscription is live;
+        - no room in the socket or in the window: pumped when the socket has drained, or with an acknowledgement;
+        - no room on the disk for what is acknowledged: pumped when the disk has room;
+        - an older subscription, which is draining, sends first: pumped after it. Retained messages go first, too, and stop for
+          the reasons above;
+        - undecided: pumped when the plugins have answered;
+        - sent, or nothing of it may be received: the next step, and after `PUMP_STEPS` of them a later turn.
         """
         outlet = self.outlet
         if self.context.store.space.level and self._is_unrecorded():

@@ -136,10 +136,10 @@ class SessionLifecycle:
 
     # --- a client connects ------------------------------------------------------------------------------------------
 
-    def check_room(self, client_id: str, wish: Connect, expiry_s: int) -> None:
+    def check_room(self, client_id: str, connect: Connect, expiry_s: int) -> None:
         """Raise ConnectRefused if the disk has no room for what `open` has to record."""
-        is_back = not wish.clean_start and self.sessions.get(client_id) is not None
-        if is_back or expiry_s or wish.will is not None:
+        is_back = not connect.clean_start and self.sessions.get(client_id) is not None
+        if is_back or expiry_s or connect.will is not None:
             try:
                 self._store.space.check(Kind.SESSION_RESUMED if is_back else Kind.SESSION_OPENED)
             except DiskFull as error:
@@ -165,7 +165,7 @@ class SessionLifecycle:
     def open(
         self,
         client_id: str,
-        wish: Connect,
+        connect: Connect,
         expiry_s: int,
         user: str = "",
         source: str = "",
@@ -179,7 +179,7 @@ class SessionLifecycle:
 
         Args:
             client_id: never empty.
-            wish: the CONNECT.
+            connect: the CONNECT.
             expiry_s: the session expiry interval granted, in seconds.
             user: the client's user name if something vouches for it; otherwise empty. A session of another user ends.
             source: where the client connects from: see `source_of`.
@@ -194,14 +194,14 @@ class SessionLifecycle:
         """
         try:
             causer = self._ledger.with_tenant(Causer.of(user, source, client_id))
-            return self._open(client_id, wish, expiry_s, user, causer, author, is_afresh=is_afresh)
+            return self._open(client_id, connect, expiry_s, user, causer, author, is_afresh=is_afresh)
         except DiskFull as error:
             raise _refusal(error) from error
 
     def _open(
         self,
         client_id: str,
-        wish: Connect,
+        connect: Connect,
         expiry_s: int,
         user: str,
         causer: Causer,
@@ -209,7 +209,7 @@ class SessionLifecycle:
         *,
         is_afresh: bool,
     ) -> tuple[Session, bool]:
-        window = min(wish.receive_max, self._options.inflight_max)
+        window = min(connect.receive_max, self._options.inflight_max)
         stored = self.sessions.get(client_id)
         if stored is not None and stored.connected:
             self._close_lost(stored)
@@ -218,23 +218,23 @@ class SessionLifecycle:
             self._held.pop(client_id, None)
             now_ms = self._now_for(stored)
             has_expired = stored.ends_ms <= now_ms
-            if wish.clean_start or has_expired or _is_others(stored.user, user):
+            if connect.clean_start or has_expired or _is_others(stored.user, user):
                 self._end(stored, has_expired=has_expired, at_once=True)
                 stored = None
             elif stored.will is not None and stored.will.due_ms <= now_ms:
                 self._publish_at_once(stored)
         is_present = stored is not None
         if not is_present:
-            if not expiry_s and wish.will is None:
+            if not expiry_s and connect.will is None:
                 return Session(client_id, window, user=user, causer=causer), False
             self._make_room(causer)
         kind = Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED
-        self._record_connected(kind, client_id, expiry_s, window, wish.will, user, causer, author, is_afresh=is_afresh)
+        self._record_connected(kind, client_id, expiry_s, window, connect.will, user, causer, author, is_afresh=is_afresh)
         stored = self.sessions.get(client_id)
         assert stored is not None, client_id
         session = Session(client_id, window, stored, user, causer)
         session.expiry_s = expiry_s
-        session.has_will = wish.will is not None
+        session.has_will = connect.will is not None
         session.lasts = is_present or expiry_s > 0
         if is_present:
             _restore_packet_ids(session, stored, self.sessions.received(stored))
@@ -365,16 +365,23 @@ class SessionLifecycle:
     def _close_lost(self, stored: StoredSession) -> None:
         """Record that a client left when the node was killed, or when the disk had no room for the record.
 
-        What the client acknowledged since the session's last full record counts, as far as it was recorded. The node doesn't
-        know what it sent at QoS 0 since then, so it sends none of that again [MQTT-4.3.1-1]. What may have been sent at QoS 1
-        goes out again with DUP [MQTT-3.3.1-1].
+        What the client acknowledged since the session's last full record counts, as far as it was recorded (`Advance`). So a
+        delivery or a message of that session is in one of these states:
+
+        - a delivery before `Advance.first`, or a message before a floor: complete;
+        - any other delivery of a shared subscription at QoS 1, or one at QoS 2 that no record has: returned to the group;
+        - any other delivery: goes out again with DUP [MQTT-3.3.1-1];
+        - a message after the cursor at QoS 0: may have been sent, and never comes again [MQTT-4.3.1-1];
+        - a message after the cursor at QoS 1 or 2, up to `maybe_sent`: goes out with DUP, as it may have been sent.
         """
-        advance = self._advance_of(stored)
-        done = list(takewhile(lambda packet_id: packet_id != advance.first, stored.inflight)) if advance is not None else []
-        self._shared.return_unacknowledged({each: slot for each, slot in stored.inflight.items() if each not in set(done)})
+        advance, done, floors = self._advance_of(stored), [], {}
+        if advance is not None:
+            done = list(takewhile(lambda packet_id: packet_id != advance.first, stored.inflight))
+            if not self.sessions.has_replayed_damage:  # else the floors may be offsets of queues as they were
+                floors = advance.floors
+        complete = set(done)
+        self._shared.return_unacknowledged({each: slot for each, slot in stored.inflight.items() if each not in complete})
         self._shared.return_unrecorded(stored.client_id, stored.inflight)
-        # After damage, the floors may be offsets of queues as they were. Without them more comes again, with DUP.
-        floors = advance.floors if advance is not None and not self.sessions.has_replayed_damage else {}
         changes = self._changes_of_lost(stored, done, floors)
         if changes is not None and stored.expiry_s:
             body, properties = changes.encode()

@@ -78,7 +78,7 @@ async def test_a_client_that_exceeds_its_backlog_is_not_read_and_not_closed_as_s
     packets = [encode_publish(b"plant/1", b"%d" % number + b"x" * 1000, 1, packet_id=number) for number in range(1, count)]
     client.writer.write(b"".join(packets))
     await until(lambda: connection.is_unread)
-    assert len(connection.kept.packets) < count // 2
+    assert len(connection.kept_packets.packets) < count // 2
     gateway = full.node.gateway
     later = gateway.clock.monotonic_s() + 60
     gateway.keep_alives.check(connection, later)

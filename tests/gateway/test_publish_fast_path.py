@@ -153,11 +153,11 @@ async def test_a_publish_waits_behind_earlier_ones_of_its_client_that_still_wait
     await client.publish("plant/0", b"known", 1)
     free(broker, GIB // 2)
     await client.send(encode_publish(b"plant/0", b"1", 1, packet_id=1))
-    await until(lambda: bool(broker.connection("c").kept.packets))
+    await until(lambda: bool(broker.connection("c").kept_packets.packets))
     broker.node.store.space.on_relief.clear()  # the node does not hear yet that there is room
     free(broker, TOTAL)
     await client.send(encode_publish(b"plant/0", b"2", 1, packet_id=2))
-    await until(lambda: len(broker.connection("c").kept.packets) == 2)
+    await until(lambda: len(broker.connection("c").kept_packets.packets) == 2)
     broker.node.gateway._relieved()
     assert [await client.receive() for _ in range(2)] == [(PUBACK, 1), (PUBACK, 2)]
     assert [message.body for message in broker.stored()] == [b"known", b"1", b"2"]
