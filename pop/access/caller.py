@@ -77,16 +77,16 @@ def trace_of_call() -> dict[str, str]:
     Its form is that of W3C Trace Context. A `traceparent` of another form is ignored, as the recommendation asks.
     """
     context = _SERVED.get()
-    found = {
+    trace = {
         key: value
         for key, value in (context.invocation_metadata() or () if context is not None else ())
         if key in _TRACE_KEYS and isinstance(value, str)
     }
-    if not found or not TRACEPARENT_FORM.fullmatch(found.get(TRACEPARENT, "")):
+    if not trace or not TRACEPARENT_FORM.fullmatch(trace.get(TRACEPARENT, "")):
         return {}
-    if len(found.get(TRACESTATE, "")) > TRACESTATE_CHARS_MAX:
-        del found[TRACESTATE]
-    return found
+    if len(trace.get(TRACESTATE, "")) > TRACESTATE_CHARS_MAX:
+        del trace[TRACESTATE]
+    return trace
 
 
 GUARDED: ContextVar[LiveCall | None] = ContextVar("guarded", default=None)
@@ -101,7 +101,7 @@ class AccessDenied(PopError):
         detail: what the caller is told.
         event: what the audit log calls it.
         subject: who is not allowed, as far as that is known; None for the caller of the present call.
-        about: fields of the line in the audit log.
+        fields: of the line in the audit log.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class AccessDenied(PopError):
         detail: str,
         event: Event = "refused",
         subject: Subject | None = None,
-        **about: object,
+        **fields: object,
     ) -> None:
         self.status = status
         self.detail = detail
         self.event: Final[Event] = event
         self.subject = subject
-        self.about = about
+        self.fields = fields
         super().__init__(detail)
 
 

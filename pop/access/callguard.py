@@ -16,7 +16,7 @@ from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInval
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
-from penstock.pop.access.auditedcall import About, AuditedCall
+from penstock.pop.access.auditedcall import AuditedCall, LineFields
 from penstock.pop.access.caller import CALLER, GUARDED, AccessDenied, address_of, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.access.refusals import CallRefused
@@ -58,7 +58,7 @@ class ServiceRules:
     prefix: str
     needs: Mapping[str, Needs]
     refuse: Refuse
-    changes: Mapping[str, Callable[[Any], About]] = field(default_factory=dict)
+    changes: Mapping[str, Callable[[Any], LineFields]] = field(default_factory=dict)
     errors: tuple[type[Exception], ...] = (PopError, StoreError)
 
 
@@ -90,9 +90,9 @@ class CallGuard:
         """
         method, context, request = call.method, call.context, call.request
         assert method.rules is not None
-        about = method.rules.changes.get(method.name)
-        asked = partial(about, request) if about is not None else None
-        with AuditedCall(self._access.audit, method.name, partial(self._caller, context), asked):
+        change_of = method.rules.changes.get(method.name)
+        change = partial(change_of, request) if change_of is not None else None
+        with AuditedCall(self._access.audit, method.name, partial(self._caller, context), change):
             needs = method.rules.needs.get(method.name, no_needs)
             if method.has_request_stream:
                 live = LiveCall(context)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.access.actions import ADMIN, CONSUME, POP, SEND
-from penstock.pop.access.auditedcall import About
+from penstock.pop.access.auditedcall import LineFields
 from penstock.pop.access.callguard import Need, ServiceRules, no_needs
 from penstock.pop.grpc.status import refusal
 
@@ -49,32 +49,32 @@ def _admin_all(_request: Any) -> Iterator[Need]:
     yield ADMIN, ""
 
 
-def _group(request: Any) -> About:
+def _group(request: Any) -> LineFields:
     return {"group": request.group, "filter": getattr(request, "filter", "")}
 
 
-def _schedule(request: Any) -> About:
+def _schedule(request: Any) -> LineFields:
     return {"name": request.name}
 
 
-def _new_schedule(request: Any) -> About:
+def _new_schedule(request: Any) -> LineFields:
     return {"name": request.schedule.name, "topic": request.schedule.topic}
 
 
-def _timer(request: Any) -> About:
+def _timer(request: Any) -> LineFields:
     return {"topic": request.topic, "key": request.key}
 
 
-def _rescheduled_timer(request: Any) -> About:
+def _rescheduled_timer(request: Any) -> LineFields:
     return _timer(request.name)
 
 
-def _timers(request: Any) -> About:
+def _timers(request: Any) -> LineFields:
     named = {"filter": request.filter, "key": request.key, "of_user": request.user, "of_client": request.client_id}
     return {name: value for name, value in named.items() if value}
 
 
-def _recall(request: Any) -> About:
+def _recall(request: Any) -> LineFields:
     return {"handles": len(request.recall_handles)}
 
 

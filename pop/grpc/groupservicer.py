@@ -68,27 +68,27 @@ class GroupServicer:
             time_ms=request.time_ms if chosen == "time_ms" else None,
             position=position_of(request.message_id) if chosen == "message_id" else None,
         )
-        with change_noted(self._store) as about:
+        with change_noted(self._store) as fields:
             groups = self._groups.reset(request.group, request.filter, to)
-            about["to"] = to.end or to.time_ms or request.message_id
+            fields["to"] = to.end or to.time_ms or request.message_id
         await self._store.durable()
         return self._described(groups)
 
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest) -> pb.ListDeadLettersResponse:
         count = min(bounded("dead_letters_max", request.dead_letters_max, DEAD_LETTERS_DEFAULT), DEAD_LETTERS_MAX)
         after = position_of(request.after_message_id) + 1 if request.after_message_id else 0
-        found = []
+        letters = []
         for letter in self._dead_letters.list(request.group, after, count):
             data = self._read(letter.position, letter.size)
             topic = decode(data).topic.decode() if data is not None else ""
-            found.append(dead_letter(letter, request.group, self._dead_letters.filter_of(letter), topic))
-        return pb.ListDeadLettersResponse(dead_letters=found)
+            letters.append(dead_letter(letter, request.group, self._dead_letters.filter_of(letter), topic))
+        return pb.ListDeadLettersResponse(dead_letters=letters)
 
     async def Redrive(self, request: pb.RedriveRequest) -> pb.RedriveResponse:
         check_count("redrive dead letters", request.message_ids, DEAD_LETTERS_MAX)
         positions = [position_of(each) for each in request.message_ids] or None
-        with change_noted(self._store) as about:
-            about["redriven"] = redriven = self._dead_letters.redrive(request.group, positions)
+        with change_noted(self._store) as fields:
+            fields["redriven"] = redriven = self._dead_letters.redrive(request.group, positions)
         await self._store.durable()
         return pb.RedriveResponse(redriven=redriven)
 
@@ -105,16 +105,16 @@ class GroupServicer:
     async def PurgeDeadLetters(self, request: pb.RedriveRequest) -> pb.PurgeDeadLettersResponse:
         check_count("purge dead letters", request.message_ids, DEAD_LETTERS_MAX)
         positions = [position_of(each) for each in request.message_ids] or None
-        with change_noted(self._store) as about:
-            about["purged"] = purged = self._dead_letters.purge(request.group, positions)
+        with change_noted(self._store) as fields:
+            fields["purged"] = purged = self._dead_letters.purge(request.group, positions)
         await self._store.durable()
         return pb.PurgeDeadLettersResponse(purged=purged)
 
     def _described(self, groups: list[ConsumerGroup]) -> pb.GroupsResponse:
-        found = []
+        descriptions = []
         for snapshot in snapshots(groups, self._checkpoints, self._store):
             group = snapshot.group
-            found.append(
+            descriptions.append(
                 pb.GroupDescription(
                     group=group.name,
                     filter=group.filter,
@@ -130,7 +130,7 @@ class GroupServicer:
                     oldest_in_flight_ms=snapshot.oldest_in_flight_ms,
                 )
             )
-        return pb.GroupsResponse(groups=found)
+        return pb.GroupsResponse(groups=descriptions)
 
 
 def changed(settings: ConsumerGroupSettings, request: pb.GroupSettings) -> ConsumerGroupSettings:

@@ -27,7 +27,7 @@ async def shut_down(peers: Collection[str], port: int) -> int:
         port: of the listener, to tell them from connections of the same peers to other listeners; 0 if it has none.
     """
     wanted = {unquote(peer) for peer in peers}
-    found = 0
+    closed = 0
     for number, name in enumerate(os.listdir("/dev/fd"), 1):
         if number % FILES_PER_TURN == 0:
             await asyncio.sleep(0)
@@ -39,8 +39,8 @@ async def shut_down(peers: Collection[str], port: int) -> int:
             with socket.socket(fileno=own) as connection:
                 if connection.type == socket.SOCK_STREAM and peer_of(connection, port) in wanted:
                     connection.shutdown(socket.SHUT_RDWR)
-                    found += 1
-    return found
+                    closed += 1
+    return closed
 
 
 def peer_of(connection: socket.socket, port: int) -> str:

@@ -149,13 +149,13 @@ class RequestBytes:
         loop = asyncio.get_running_loop()
         reading = _Reading(asyncio.current_task(), loop.time())
         self._reading[reading] = None
-        kept = 0
+        size = 0
         try:
             raw = await context.read()
             if raw is not EOF:
                 if not is_send:
                     self._admit_other(len(raw))
-                kept = len(raw)
+                size = len(raw)
             return raw
         except asyncio.CancelledError:
             if not reading.is_given_up or reading.task is None:
@@ -166,7 +166,7 @@ class RequestBytes:
             ) from None
         finally:
             del self._reading[reading]
-            self._release(self._request_max - kept)
+            self._release(self._request_max - size)
 
     def done(self, size: int, *, is_send: bool) -> None:
         """Give back the room of a request that `read` returned."""

@@ -111,9 +111,9 @@ class ScheduleServicer:
         return answer
 
     async def RunSchedule(self, request: pb.ScheduleRequest) -> pb.RunScheduleResponse:
-        with change_noted(self._store) as about:
+        with change_noted(self._store) as fields:
             position = self._schedules.run(self._named(request.name))
-            about["message"] = message_id(position)
+            fields["message"] = message_id(position)
         await self._store.durable()
         return pb.RunScheduleResponse(message_id=message_id(position))
 

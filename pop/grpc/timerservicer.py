@@ -165,20 +165,20 @@ class TimerServicer:
         if data is None:
             return pb.Timer(status=_UNREADABLE)
         record = decode(data, position=position, verify=False)
-        about = decode_properties(record.properties)
-        topic, causer = record.topic.decode(), Causer.from_row(about.by)
-        return self._timer(ListedTimer(topic, pending_ms, position, size, about.timer_key, causer))
+        properties = decode_properties(record.properties)
+        topic, causer = record.topic.decode(), Causer.from_row(properties.by)
+        return self._timer(ListedTimer(topic, pending_ms, position, size, properties.timer_key, causer))
 
-    def _timer(self, found: ListedTimer) -> pb.Timer:
+    def _timer(self, listed: ListedTimer) -> pb.Timer:
         return pb.Timer(
             status=OK,
-            recall_handle=self._handles.recall(found.position, found.due_ms),
-            message_id=message_id(found.position),
-            topic=found.topic,
-            key=found.key,
-            deliver_at_ms=found.due_ms,
-            size=found.size,
-            user=found.causer.user,
-            source=found.causer.source,
-            client_id=found.causer.client,
+            recall_handle=self._handles.recall(listed.position, listed.due_ms),
+            message_id=message_id(listed.position),
+            topic=listed.topic,
+            key=listed.key,
+            deliver_at_ms=listed.due_ms,
+            size=listed.size,
+            user=listed.causer.user,
+            source=listed.causer.source,
+            client_id=listed.causer.client,
         )

@@ -56,15 +56,15 @@ class TransactionMethods:
             half = self._transactions.get(named[0]) if named is not None else None
             if half is not None:
                 check_sender(self._store, half.position, half.size)
-        found = []
+        ended = []
         for end in request.ends:
             named = self._handles.read_half(end.transaction_handle)
             if named is None:
-                found.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a transaction handle that this node gave"))
+                ended.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a transaction handle that this node gave"))
             else:
-                found.append(END_STATUS[self._transactions.end(named[0], commit=end.commit)])
+                ended.append(END_STATUS[self._transactions.end(named[0], commit=end.commit)])
         await self._store.durable()
-        return statuses(found)
+        return statuses(ended)
 
     async def poll(self, request: pb.PollTransactionsRequest) -> pb.TransactionsResponse:
         """Return half messages about whose outcome the node asks their producer."""
@@ -72,8 +72,8 @@ class TransactionMethods:
             raise RequestInvalid("give the producer whose transactions you poll for")
         count = bounded("transactions_max", request.transactions_max, TRANSACTIONS_DEFAULT)
         wait_ms = min(bounded("wait_ms", request.wait_ms, 0), self._wait_ms_max)
-        found = await self._transactions.poll(request.producer, min(count, TRANSACTIONS_MAX), wait_ms, self._may_end)
-        return self._response(found)
+        halves = await self._transactions.poll(request.producer, min(count, TRANSACTIONS_MAX), wait_ms, self._may_end)
+        return self._response(halves)
 
     async def pending(self, request: pb.ListTransactionsRequest) -> pb.TransactionsResponse:
         """Return half messages that are pending."""
@@ -91,16 +91,16 @@ class TransactionMethods:
 
     def _transaction(self, half: HalfMessage) -> pb.Transaction:
         """Return a pending transaction; without its message if that can't be read any more."""
-        found = pb.Transaction(
+        transaction = pb.Transaction(
             message_id=message_id(half.position), producer=half.producer, checks=half.checks, next_check_ms=half.due_ms
         )
         data = self._read(half.position, half.size)
         if data is not None:
             record = decode(data, position=half.position)
             properties = decode_properties(record.properties)
-            found.stored_ms = record.store_ms
-            found.transaction_handle = self._handles.half(half.position, record.store_ms)
-            found.message.CopyFrom(
+            transaction.stored_ms = record.store_ms
+            transaction.transaction_handle = self._handles.half(half.position, record.store_ms)
+            transaction.message.CopyFrom(
                 pb.Message(
                     topic=record.topic.decode(),
                     body=record.body,
@@ -110,4 +110,4 @@ class TransactionMethods:
                     producer=half.producer,
                 )
             )
-        return found
+        return transaction

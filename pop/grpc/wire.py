@@ -216,9 +216,9 @@ STATUS_OK = b"\x0a\x00"
 """Entry of `statuses` for the status OK. A protobuf message with default values is empty."""
 
 
-def statuses(found: list[pb.Status]) -> bytes:
+def statuses(entries: list[pb.Status]) -> bytes:
     """Return an AckResponse, or another response that has statuses in its field 1."""
-    return b"".join([STATUS_OK if not status.code else text(_MESSAGES, status.SerializeToString()) for status in found])
+    return b"".join([STATUS_OK if not status.code else text(_MESSAGES, status.SerializeToString()) for status in entries])
 
 
 def serialize(response: Any) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from penstock.access.actions import CONSUME, POP, SEND
-from penstock.pop.access.auditedcall import About
+from penstock.pop.access.auditedcall import LineFields
 from penstock.pop.access.caller import CALLER
 from penstock.pop.access.callguard import Need, ServiceRules, no_needs
 from penstock.pop.access.refusals import CallRefused
@@ -33,11 +33,11 @@ def _sync_lite(request: Any) -> Iterator[Need]:
         yield POP, lite_filter_of(parent, lite_topic)
 
 
-def _offset(request: Any) -> About:
+def _offset(request: Any) -> LineFields:
     return {"group": unquote(request.group.name), "filter": unquote(request.message_queue.topic.name)}
 
 
-def _recall(request: Any) -> About:
+def _recall(request: Any) -> LineFields:
     return {"topic": unquote(request.topic.name)}
 
 
