@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from penstock.cluster import commands as c
 from penstock.cluster.bootstrap import SnapshotSending
 from penstock.cluster.errors import RelayRefused, StreamBroken
 from penstock.cluster.frames import Frame, FrameKind, HelloPayload, RelayPayload, WelcomePayload
 from penstock.cluster.framestream import FrameStream
 from penstock.cluster.logsending import LogSending
-from penstock.cluster.replica import Replica, ReplicaRole
-from penstock.cluster.replicalog import ReplicaLog
+from penstock.cluster.replica import ReplicaRole
 from penstock.cluster.roles import Roles
 from penstock.cluster.shardkey import ReplicaId, name_of
 from penstock.cluster.splice import End, splice
 from penstock.store.retention.retention import Blocker
 from penstock.store.store import Store
+
+if TYPE_CHECKING:
+    from penstock.cluster.member import Member
 
 logger = logging.getLogger(__name__)
 
@@ -44,28 +44,6 @@ class _Refusing:
         pass
 
 
-class Owner(Protocol):
-    """The member that has the connections."""
-
-    id: ReplicaId
-    core: Replica
-    log: ReplicaLog
-    now_ms: Callable[[], int]
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether it serves clients."""
-        ...
-
-    def do(self, commands: list[c.Command]) -> None:
-        """Do what the core asks for."""
-        ...
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something in a task."""
-        ...
-
-
 class Followers:
     """The connections that others have dialled.
 
@@ -77,7 +55,7 @@ class Followers:
         roles: the node.
     """
 
-    def __init__(self, owner: Owner, cluster: str, data_dir: Path, store: Store, roles: Roles) -> None:
+    def __init__(self, owner: Member, cluster: str, data_dir: Path, store: Store, roles: Roles) -> None:
         self._owner = owner
         self._cluster = cluster
         self._data_dir = data_dir

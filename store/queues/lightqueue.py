@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain, repeat
 from struct import Struct
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
@@ -41,6 +41,9 @@ from penstock.store.index.index import Batch, Index, KeySpace, after
 from penstock.store.index.rowformats import QUEUE_ENTRY, QUEUE_ENTRY_DTYPE
 from penstock.store.properties import decode_properties
 from penstock.store.record import Flag, Record
+
+if TYPE_CHECKING:
+    from penstock.store.retention.copies import Copies
 
 ENTRY, ENTRY_DTYPE = QUEUE_ENTRY, QUEUE_ENTRY_DTYPE
 ENTRY_BYTES = ENTRY.size
@@ -81,14 +84,6 @@ stored (delayed ones: that fired) at a time or later, in ms since 1970 UTC."""
 
 Watcher = Callable[["LightQueue", int, bytes], None]
 """Called after a commit with the queue, the offset of the first new entry, and the new entries."""
-
-
-class RecordReader(Protocol):
-    """Reads the records that entries point at."""
-
-    def record(self, position: int, size: int = 0) -> Record:
-        """Return a record, or its copy. Raises PositionUnknown for an expired one, and RecordCorrupt."""
-        ...
 
 
 def queue_prefix(queue_id: int) -> bytes:
@@ -375,7 +370,7 @@ class LightQueue:
         prefix = pinned_prefix(self.id)
         return self.index.first_at_or_after(prefix, prefix) is not None
 
-    def offset_at(self, store_ms: int, records: RecordReader) -> int:
+    def offset_at(self, store_ms: int, records: Copies) -> int:
         """Return the offset of the first message that was stored at a time or later; `committed_offset` if there is none.
 
         Expired messages count as earlier. Messages are in the order of storing except delayed ones, which count by their
@@ -396,7 +391,7 @@ class LightQueue:
 
         return self._offset_behind(is_before, records)
 
-    def offset_from(self, position: int, records: RecordReader) -> int:
+    def offset_from(self, position: int, records: Copies) -> int:
         """Return the offset of the first entry that was added when the log had reached `position`, or later.
 
         It works as `offset_at`, but by position: delayed messages and halves of transactions count by when they were
@@ -410,7 +405,7 @@ class LightQueue:
 
         return self._offset_behind(is_before, records)
 
-    def _offset_behind(self, is_before: Callable[[Record], bool | None], records: RecordReader) -> int:
+    def _offset_behind(self, is_before: Callable[[Record], bool | None], records: Copies) -> int:
         """Return the offset after the last entry for which `is_before` is true. It must be true for all entries before that.
 
         This is a bisection, which reads about log2(n) records. If `is_before` returns None, or a message is damaged, the entry
@@ -429,7 +424,7 @@ class LightQueue:
                 low = at + 1
         return low
 
-    def _judged(self, offset: int, is_before: Callable[[Record], bool | None], records: RecordReader) -> bool | None:
+    def _judged(self, offset: int, is_before: Callable[[Record], bool | None], records: Copies) -> bool | None:
         """Return whether the first entry from `offset` on is before what is sought; False if there is none."""
         entry = self.read(offset, 1)
         if not entry:

@@ -11,6 +11,7 @@ comes twice. A filter has one queue for each start that was requested: `earliest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import orjson
@@ -23,13 +24,16 @@ from penstock.store.log.commitlog import CommitLog
 from penstock.store.options import StoreOptions
 from penstock.store.queues.backfill import Backfill, LogStretches
 from penstock.store.queues.catalogue import Catalogue
-from penstock.store.queues.lightqueue import ENTRY, RESTORED, TRANSIENT, LightQueue, RecordReader, Start, pinned_key
+from penstock.store.queues.lightqueue import ENTRY, RESTORED, TRANSIENT, LightQueue, Start, pinned_key
 from penstock.store.queues.router import Route, Router
 from penstock.store.queues.transientqueues import TransientQueues
 from penstock.store.record import QUEUE_FIXED, Kind, Record
 from penstock.store.space.accounts import NODE_ACCOUNT, Resource
 from penstock.store.space.causer import NODE, Causer
 from penstock.store.space.ledger import Ledger
+
+if TYPE_CHECKING:
+    from penstock.store.retention.copies import Copies
 
 logger = structlog.get_logger("store")
 
@@ -56,7 +60,7 @@ class Queues:
     def __init__(
         self,
         log: CommitLog,
-        records: RecordReader,
+        records: Copies,
         index: Index,
         options: StoreOptions,
         append: Callable[..., int],

@@ -6,9 +6,8 @@ and filters with wildcards are in a trie.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.store import topics
 from penstock.store.errors import TopicInvalid
@@ -16,6 +15,9 @@ from penstock.store.options import StoreOptions
 from penstock.store.queues.lightqueue import LightQueue
 from penstock.store.space.accounts import NODE_ACCOUNT
 from penstock.store.space.causer import NODE, Causer
+
+if TYPE_CHECKING:
+    from penstock.store.queues.queues import Queues
 
 EVICTED_SHARE = 128
 """When the route cache is full, one route in this many is evicted. If routes were evicted singly, each search for the oldest
@@ -58,22 +60,6 @@ class Route:
         self.turn_ms = -1
 
 
-class RoutedQueues(Protocol):
-    """What a router needs of the registry of queues (`store.queues`)."""
-
-    def get(self, queue_id: int) -> LightQueue:
-        """Return the queue with an id."""
-
-    def named(self, topic: str) -> Sequence[LightQueue]:
-        """Return the live queues whose filter is the topic itself."""
-
-    def declare_root(self, level: str, causer: Causer) -> None:
-        """Declare the root queue of a first level, and pass it to `Router.add_root`."""
-
-    def restore_root(self, level: str, account: int) -> None:
-        """Do what `declare_root` does for a message in the log, without a record."""
-
-
 class Router:
     """The routes from topics to light queues.
 
@@ -82,7 +68,7 @@ class Router:
         options: limits of topics and of the cache.
     """
 
-    def __init__(self, queues: RoutedQueues, options: StoreOptions) -> None:
+    def __init__(self, queues: Queues, options: StoreOptions) -> None:
         self._queues = queues
         self._options = options
         self._trie: topics.FilterTrie[list[int]] = topics.FilterTrie()
