@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from penstock.access.bans import Kind, concerns
@@ -59,6 +60,12 @@ from penstock.tracing.traces import Traces
 STOP_LINGER_S: Final = 1.0
 """Seconds that clients have to close their side when the node stops. The node then closes the sockets anyway."""
 
+
+DRAINED_PER_S: Final = 1_000
+"""Clients that a draining node disconnects in a second, unless its time is shorter."""
+
+DRAIN_TICK_S: Final = 0.02
+"""Seconds between two portions of them."""
 
 RECHECKED_AT_ONCE: Final = 50
 """Clients that are looked at in one turn of the loop, when access control has changed."""
@@ -316,6 +323,22 @@ class Gateway:
             await self.sockets.lingering.wait_closed(STOP_LINGER_S)
             self.sockets.close()
             self.sockets = None
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse all clients that connect from now on, and disconnect the others at an even pace; return when none is left.
+
+        It takes `grace_s` seconds at most, and less if fewer than `DRAINED_PER_S` clients are connected for each second. So
+        those that connect again elsewhere don't come all at once.
+        """
+        self._services.handshake.is_draining = True
+        connections = list(self.clients.values())
+        pause_s = min(DRAIN_TICK_S, grace_s)
+        ticks = max(min(int(grace_s / DRAIN_TICK_S), ceil(len(connections) / (DRAINED_PER_S * DRAIN_TICK_S))), 1)
+        for tick in range(ticks):
+            begin, end = (len(connections) * number // ticks for number in (tick, tick + 1))
+            for connection in connections[begin:end]:
+                connection.close("the node drains", ReasonCode.SERVER_SHUTTING_DOWN)
+            await asyncio.sleep(pause_s)
 
     def _end_turn(self) -> None:
         self.fast_path.flush()

@@ -57,6 +57,10 @@ class Settings(dict[str, str]):
         """Return the name of a setting for an error, with where its value comes from unless the call or a flag gives it."""
         return f"{name} (from {self._sources[name]})" if name in self._sources else name
 
+    def is_given(self, name: str) -> bool:
+        """Return whether a variable or a context has a setting."""
+        return name in self._sources
+
 
 def find_settings(address: str, given: Mapping[str, str | None], context: str | None = None) -> Settings:
     """Return the settings that are set, by name. The setting of the address is always among them.

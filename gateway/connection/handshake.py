@@ -73,6 +73,8 @@ class Handshake:
         self._strikes = strikes
         self._counters = counters
         self._traffic = traffic
+        self.is_draining = False
+        """Whether all clients are refused, because the node is about to stop."""
 
     def accept(self, connection: Connection, packet: Packet) -> None:
         """Accept the CONNECT that must be the first packet of a connection [MQTT-3.1.0-1].
@@ -107,6 +109,12 @@ class Handshake:
         )
 
     def _accept(self, connection: Connection, connect: Connect) -> None:
+        if self.is_draining:
+            raise ConnectRefused(
+                "the node is about to stop: connect to another one, or try again",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.SERVER_UNAVAILABLE,
+            )
         if connection.peer.is_over_rate:
             raise ConnectRefused(
                 "more clients connect than the listener accepts in a second: see connections_per_s",

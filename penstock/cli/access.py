@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Final
 
 import orjson
 
-from penstock.cli.arguments import Commands, add_command, add_node, data_dir_of, duration
+from penstock.cli.apiclient import ApiClient, add_api, escaped
+from penstock.cli.arguments import Commands, add_command, duration
 from penstock.cli.output import cells_of, print_line, print_rows, time_of
-from penstock.node.controladdress import ACCESS_BANS, ACCESS_KICK, ACCESS_RELOAD, ACCESS_TEST
 
 _KINDS: Final = ("user", "client", "address")
 _ACTIONS: Final = ("publish", "subscribe", "receive", "send", "pop", "consume", "admin", "read", "write")
@@ -95,37 +93,39 @@ def _add_named(action: argparse.ArgumentParser) -> None:
 
 
 def _finish(action: argparse.ArgumentParser, run: object) -> None:
-    add_node(action, "data_dir")
+    add_api(action)
     action.set_defaults(run=run)
 
 
 def _reload(options: argparse.Namespace) -> int:
-    reload_access(data_dir_of(options))
+    reload_access(ApiClient(options))
     return 0
 
 
 def _test(options: argparse.Namespace) -> int:
     asked = RightAsked(options.user, options.what, options.name, options.client, options.address, tuple(options.role))
-    return 0 if test_access(asked, data_dir_of(options), options.file, as_json=options.json) else 1
+    return (
+        0 if test_access(asked, ApiClient(options) if options.file is None else None, options.file, as_json=options.json) else 1
+    )
 
 
 def _ban(options: argparse.Namespace) -> int:
-    ban(data_dir_of(options), options.kind, options.name, options.for_ms, options.why)
+    ban(ApiClient(options), options.kind, options.name, options.for_ms, options.why)
     return 0
 
 
 def _lift(options: argparse.Namespace) -> int:
-    lift_ban(data_dir_of(options), options.kind, options.name)
+    lift_ban(ApiClient(options), options.kind, options.name)
     return 0
 
 
 def _bans(options: argparse.Namespace) -> int:
-    print_bans(data_dir_of(options), as_json=options.json)
+    print_bans(ApiClient(options), as_json=options.json)
     return 0
 
 
 def _kick(options: argparse.Namespace) -> int:
-    kick(data_dir_of(options), options.kind, options.name)
+    kick(ApiClient(options), options.kind, options.name)
     return 0
 
 
@@ -149,18 +149,18 @@ class RightAsked:
     roles: tuple[str, ...]
 
 
-def reload_access(data_dir: Path) -> None:
-    """Let the node of a data directory read its files of access control again. Raises ControlRefused if one is invalid."""
-    found = _ask(data_dir, "POST", ACCESS_RELOAD, {})
+def reload_access(api: ApiClient) -> None:
+    """Let a node read its files of access control again. Raises ControlRefused if one is invalid."""
+    found = api.call("POST", "/access/reload")
     print_line(f"reloaded: {found['rules']} rules, {found['users']} users, {found['bans']} bans")
 
 
-def test_access(asked: RightAsked, data_dir: Path, file: Path | None, *, as_json: bool) -> bool:
+def test_access(asked: RightAsked, api: ApiClient | None, file: Path | None, *, as_json: bool) -> bool:
     """Print whether somebody may do something, and why; return whether all of it is allowed.
 
     Args:
         asked: see `RightAsked`.
-        data_dir: of a running node.
+        api: of a running node; None with a file.
         file: an access file to test instead of what is in force in the node; None for the node.
         as_json: print JSON, one object a line.
 
@@ -179,8 +179,9 @@ def test_access(asked: RightAsked, data_dir: Path, file: Path | None, *, as_json
         if policy is not None:
             found = explained(policy, subject, action, asked.name)
         else:
-            query = {"user": asked.user, "client": asked.client, "address": asked.address, "role": asked.roles}
-            found = _ask(data_dir, "GET", ACCESS_TEST, query | {"action": action, "name": asked.name})
+            assert api is not None
+            query = {"user": asked.user, "client": asked.client, "address": asked.address, "role": ",".join(asked.roles)}
+            found = api.call("GET", "/access/test", query | {"action": action, "name": asked.name})
         is_allowed = is_allowed and found["allowed"]
         if as_json:
             print_line(orjson.dumps({"action": action} | found).decode())
@@ -189,37 +190,30 @@ def test_access(asked: RightAsked, data_dir: Path, file: Path | None, *, as_json
     return is_allowed
 
 
-def ban(data_dir: Path, kind: str, name: str, for_ms: int, why: str) -> None:
+def ban(api: ApiClient, kind: str, name: str, for_ms: int, why: str) -> None:
     """Ban a user, a client id or an address, and print until when."""
-    found = _ask(data_dir, "POST", ACCESS_BANS, {kind: name, "for_ms": for_ms, "why": why})
+    found = api.call("POST", "/access/bans", body={"kind": kind, "name": name, "for_ms": for_ms, "why": why})
     print_line(f"banned {kind} {found['name']} {_until(found['until_ms'])}")
 
 
-def lift_ban(data_dir: Path, kind: str, name: str) -> None:
+def lift_ban(api: ApiClient, kind: str, name: str) -> None:
     """Lift a ban."""
-    print_line(f"lifted the ban of {kind} {_ask(data_dir, 'DELETE', ACCESS_BANS, {kind: name})['name']}")
+    print_line(f"lifted the ban of {kind} {api.call('DELETE', f'/access/bans/{kind}/{escaped(name)}')['name']}")
 
 
-def print_bans(data_dir: Path, *, as_json: bool) -> None:
+def print_bans(api: ApiClient, *, as_json: bool) -> None:
     """Print the bans of a node."""
-    rows = _ask(data_dir, "GET", ACCESS_BANS, {})["bans"]
+    rows = api.get("/access/bans")["items"]
     shown = [row | {"since": time_of(row["since_ms"]), "until": time_of(row["until_ms"])} for row in rows]
     columns = ("kind", "name", "since", "until", "why")
     print_rows(rows, (cells_of(row, columns) for row in shown), columns, as_json=as_json, out=sys.stdout)
 
 
-def kick(data_dir: Path, kind: str, name: str) -> None:
+def kick(api: ApiClient, kind: str, name: str) -> None:
     """Disconnect clients and end calls, and print how many."""
-    found = _ask(data_dir, "POST", ACCESS_KICK, {kind: name})
+    found = api.call("POST", "/access/kick", body={"kind": kind, "name": name})
     print_line(f"disconnected {found['clients']} clients of MQTT, ended {found['calls']} calls over gRPC")
 
 
 def _until(until_ms: int) -> str:
     return f"until {time_of(until_ms)}" if until_ms else "until the ban is lifted"
-
-
-def _ask(data_dir: Path, method: str, path: str, query: Mapping[str, Any]) -> dict[str, Any]:
-    from penstock.node.controlclient import Request
-
-    with Request(data_dir, method, f"{path}?{urlencode(query, doseq=True)}") as request:
-        return request.line()

@@ -43,7 +43,11 @@ class AdminClient:
             self._headers["Authorization"] = f"Bearer {node.token}"
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Return the status and the body of an answer.
+        """Return what `request` does for a GET."""
+        return self.request("GET", path)
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Return the status and the body of an answer. `body` is JSON.
 
         Raises:
             ConnectionError: no admin listener answers.
@@ -56,9 +60,10 @@ class AdminClient:
             else HTTPConnection(host, port, timeout=ANSWER_S)
         )
         try:
-            connection.request("GET", path, headers=self._headers)
+            headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
-            status, body = response.status, response.read()
+            status, answer = response.status, response.read()
         except HTTPException as error:
             raise ConnectionError(why_unconnected(self._node, ADMIN, None)) from error
         except OSError as error:
@@ -67,10 +72,10 @@ class AdminClient:
             connection.close()
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST):
             raise PermissionError(
-                f"The admin listener on {self._node.address} refuses the request: {_why(body)}. Set PENSTOCK_TOKEN, or give "
+                f"The admin listener on {self._node.address} refuses the request: {_why(answer)}. Set PENSTOCK_TOKEN, or give "
                 "--user NAME."
             )
-        return status, body
+        return status, answer
 
 
 def _why(body: bytes) -> str:

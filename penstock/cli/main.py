@@ -56,6 +56,7 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
             },
         ),
         Family("repair", {"repair": "Set damaged parts of a log aside."}),
+        Family("drain", {"drain": "Send the clients of a node away, and stop it."}),
         Family("clock", {"clock": "Show the node's time, and accept a jump."}),
         Family("cluster", {"cluster": "Make a cluster, show it, and move its leader."}),
         Family("access", {"access": "Reload, test and enforce the access control."}),
@@ -73,8 +74,8 @@ REPLACED = {"recall": "penstock timer cancel", "client": "penstock rocketmq"}
 """What does the work of commands that were removed."""
 
 _OF_NODE = (
-    "aiohttp amqtt argon2 cronsim cryptography dateutil fastcrc grpc_health grpc_reflection jwt numpy paho prometheus_client "
-    "rich rocksdict structlog uvloop websockets"
+    "aiohttp amqtt argon2 cronsim cryptography dateutil fastcrc grpc_health grpc_reflection jwt msgspec numpy paho "
+    "prometheus_client rich rocksdict structlog uvloop websockets"
 )
 
 EXTRAS = dict.fromkeys(_OF_NODE.split(), "node") | {

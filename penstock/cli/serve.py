@@ -86,13 +86,15 @@ else runs meanwhile."""
 
 
 async def serve(config: Config) -> None:
-    """Run a node until SIGTERM or SIGINT, then stop it in order. On SIGHUP, the node reads certificates, rules, users and
-    keys again.
+    """Run a node until SIGTERM or SIGINT, then stop it in order; after SIGTERM it drains first.
+
+    On SIGHUP, the node reads certificates, rules, users and keys again.
 
     Raises:
         Whatever `Node` and `Node.start` raise.
     """
     from penstock.node.descriptors import raise_descriptor_limit
+    from penstock.node.draining import DrainState
     from penstock.node.logs import configure_logging
     from penstock.node.node import Node
 
@@ -104,8 +106,16 @@ async def serve(config: Config) -> None:
     gc.set_threshold(GC_THRESHOLD, 2, 5_000)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+
+    def drain(grace_s: float) -> None:
+        if node.draining.state is DrainState.SERVING and grace_s > 0:
+            node.draining.begin(grace_s).add_done_callback(lambda _: ended.set())
+        else:
+            ended.set()  # it drains already, so this is the second time
+
+    loop.add_signal_handler(signal.SIGTERM, lambda: drain(config.drain_ms / 1000))
+    loop.add_signal_handler(signal.SIGINT, ended.set)
+    node.on_drain = drain
     loop.add_signal_handler(signal.SIGHUP, lambda: _reload(node))
     node.on_ready = lambda: _say(node.ready_line())
     node.on_restart = _start_again

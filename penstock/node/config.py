@@ -57,6 +57,12 @@ class Config:
         Path("penstock-data"),
         "Directory where the node stores everything. Only one node at a time can use it.",
     )
+    drain_ms: int = option(
+        0,
+        "Time that a node takes at most between SIGTERM and its end to send its clients away and to let consumers finish; 0 to "
+        "stop at once. `penstock drain` names its own.",
+        minimum=0,
+    )
     store: StoreOptions = StoreOptions()
     clock: ClockOptions = ClockOptions()
     mqtt: GatewayOptions = GatewayOptions()

@@ -23,18 +23,6 @@ CLOCK = "/v1/clock"
 """GET answers with the state of the node's clock. POST with `?offset_ms=` confirms the jump to the time of day that is ahead
 by that."""
 
-ACCESS_RELOAD = "/v1/access/reload"
-"""POST reads the files of access control again."""
-
-ACCESS_TEST = "/v1/access/test"
-"""GET with `?user=&action=&name=` and, if wanted, `client`, `address` and `role` answers whether that is allowed, and why."""
-
-ACCESS_BANS = "/v1/access/bans"
-"""GET answers with the bans. POST with `?user=`, `client=` or `address=`, `for_ms` and `why` makes one; DELETE lifts it."""
-
-ACCESS_KICK = "/v1/access/kick"
-"""POST with `?user=`, `client=` or `address=` disconnects clients."""
-
 CLUSTER_MOVE = "/v1/cluster/move"
 """POST with `?to=` makes a node that leads hand over to that replica and follow. Without `to` it chooses one."""
 

@@ -40,7 +40,8 @@ class Request:
 
     Parameters:
         data_dir: of the node.
-        method, path: as in `penstock.node.control.Routes`.
+        method, path: as in `penstock.node.control.Routes`, or of the admin API.
+        body: JSON; None for none.
 
     Raises:
         NodeNotRunning: no node listens there.
@@ -48,7 +49,7 @@ class Request:
         PermissionError: the node belongs to another user.
     """
 
-    def __init__(self, data_dir: Path, method: str, path: str) -> None:
+    def __init__(self, data_dir: Path, method: str, path: str, body: bytes | None = None) -> None:
         self._data_dir = data_dir
         self._connection = _UnixConnection(data_dir)
         try:
@@ -60,14 +61,14 @@ class Request:
                 f"{data_dir / SOCKET} belongs to another user; run this command as the node's user"
             ) from error
         try:
-            self._response = self._send(method, path)
+            self._response = self._send(method, path, body)
         except BaseException:
             self._connection.close()
             raise
 
-    def _send(self, method: str, path: str) -> HTTPResponse:
+    def _send(self, method: str, path: str, body: bytes | None) -> HTTPResponse:
         try:
-            self._connection.request(method, path)
+            self._connection.request(method, path, body, {} if body is None else {"Content-Type": "application/json"})
             response = self._connection.getresponse()
             if response.status != HTTPStatus.OK:
                 raise ControlRefused(str(orjson.loads(response.read())["error"]))

@@ -23,18 +23,19 @@ from penstock.gateway.gateway import Gateway, ServedParts
 from penstock.gateway.options import PLAIN_NAME
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node import tablesoptions
-from penstock.node.accesscontrol import OPERATOR, AccessOverSocket
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.api.access import AccessOperations
 from penstock.node.api.dispatch import AdminApi
+from penstock.node.api.drain import DrainOperations
 from penstock.node.api.operation import Operation
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.clustercontrol import ClusterControl
 from penstock.node.config import Config
-from penstock.node.control import Control
+from penstock.node.control import OWNER, Control
 from penstock.node.datafiles import refuse_foreign
 from penstock.node.descriptors import address_of_listener, inherited_listener, log_shares, shares_of
+from penstock.node.draining import Drain
 from penstock.node.exposure import check_exposure, pop_gate
 from penstock.node.holding import Holding
 from penstock.node.keysets import KeySetFetcher
@@ -148,6 +149,7 @@ class Node:
             descriptors_below=self.descriptors.mqtt,
             traces=self._traces,
         )
+        self.draining = Drain(self.gateway, self.pop, self._begin_drain)
         sender = self._parts.sender
         servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
         self.rocketmq = rocketmq_service(
@@ -189,9 +191,6 @@ class Node:
             self._api,
             self.descriptors.admin,
         )
-        access = AccessOverSocket(
-            self.access, self.reload, self.gateway.rechecked, self.gateway.disconnect, self._pop_server.disconnect
-        )
         self._key_sets = KeySetFetcher(self.access, config.access.jwt.url, config.access.jwt.jwks_refresh_s)
         self._holding = Holding(self.store, config.data_dir)
         self._control = Control(
@@ -199,7 +198,6 @@ class Node:
             {
                 **self._holding.routes(),
                 **ClockControl(self.store).routes(),
-                **access.routes(),
                 **ClientControl(self.rocketmq, self.store).routes(),
                 **ClusterControl(self._replication, lambda: self.on_move()).routes(),
             },
@@ -211,6 +209,8 @@ class Node:
         self._opening: asyncio.Task[None] | None = None
         self.on_move: Callable[[], None] = lambda: None
         """Called when the node must stop in order, which hands over to another replica, and begin anew."""
+        self.on_drain: Callable[[float], None] = lambda grace_s: None
+        """Called when an operator wants the node to drain within some seconds, and to stop then."""
         self.on_ready: Callable[[], None] = lambda: None
         """Called when the node serves clients: after `start`, or when a replica leads."""
         self.on_restart: Callable[[], None] = lambda: os._exit(EXIT_RESTART)
@@ -222,6 +222,7 @@ class Node:
 
     def _operations(self) -> Iterator[Operation]:
         """Yield the operations of the admin API."""
+        yield from DrainOperations(self.draining, lambda grace_s: self.on_drain(grace_s)).operations()
         yield from AccessOperations(
             self.access, self.reload, self.gateway.rechecked, self.gateway.disconnect, self._pop_server.disconnect
         ).operations()
@@ -399,12 +400,16 @@ class Node:
         logger.warning("replica.restarts", why=why)
         self.on_restart()
 
+    def _begin_drain(self) -> None:
+        self._is_ready = False
+
     async def stop(self) -> None:
         """Close the listeners and all connections, finish the current group commit, flush the index, and close the store.
 
         A replica that leads hands over to another one first.
         """
         self._is_ready = False
+        self.draining.stop()
         self._loop_lag.stop()
         self._key_sets.stop()
         if self._opening is not None:
@@ -442,7 +447,7 @@ class Node:
         more = {f"mqtt.{each.name}": str(each) for each in self.gateway.listeners if each.name != PLAIN_NAME}
         return {"mqtt": OFF if self.config.mqtt.listen == OFF else str(self.mqtt), **more}
 
-    def reload(self, by: str = OPERATOR) -> None:
+    def reload(self, by: str = OWNER.user) -> None:
         """Read certificates, rules, users and keys again, and apply them to what clients are doing.
 
         Raises:

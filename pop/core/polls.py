@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -145,19 +145,19 @@ class LongPolls:
             if goes_on:
                 await asyncio.sleep(0)
         left_s = ends_s - loop.time()
-        if wait_ms <= 0 or left_s <= 0 or not groups:
+        if wait_ms <= 0 or left_s <= 0 or not groups or self._popper.is_draining:
             return None
         poll = Poll(loop.create_future(), messages_max, invisible_ms, attempt_id, in_order_max, caller)
         self.add(poll, *groups)
         try:
             await asyncio.wait((poll.future,), timeout=left_s)
         except asyncio.CancelledError:
-            if poll.future.done() and poll.future.exception() is None:
+            if poll.future.done() and not poll.future.cancelled() and poll.future.exception() is None:
                 self._deliveries.requeue(poll.future.result().checkpoint)
             raise
         finally:
             self.remove(poll, *groups)
-        return poll.future.result() if poll.future.done() else None
+        return poll.future.result() if poll.future.done() and not poll.future.cancelled() else None
 
     async def _pop(
         self,
@@ -200,6 +200,14 @@ class LongPolls:
         for group in groups:
             with suppress(ValueError):
                 group.polls.remove(poll)
+
+    def drain(self, groups: Iterable[ConsumerGroup]) -> None:
+        """Hand out nothing more, and answer all polls that wait: the node is about to stop."""
+        self._popper.is_draining = True
+        for group in groups:
+            for poll in group.polls:
+                poll.future.cancel()
+            group.polls.clear()
 
     def serve(self, group: ConsumerGroup) -> None:
         """Hand out the visible messages of a group to its polls, oldest first. They may have to wait for room."""

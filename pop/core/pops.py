@@ -78,6 +78,8 @@ class Popper:
         self._records = records
         self._counters = records.counters
         self._traces = traces
+        self.is_draining = False
+        """Whether nothing more is handed out, because the node is about to stop."""
 
     def pop(
         self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str = "", in_order_max: int = 1
@@ -87,8 +89,8 @@ class Popper:
         A FIFO group hands out up to `in_order_max` messages of one message group, in order. The next ones follow when none of
         them is in flight any more.
 
-        Return None also if the disk has no room for the checkpoint record; the messages stay visible. If the result has no
-        records, the group may have more messages: there were `BATCHES_MAX` batches that nobody can get.
+        Return None also if the disk has no room for the checkpoint record, or the node drains: they stay visible. If the
+        result has no records, the group may have more messages. There were `BATCHES_MAX` batches that nobody can get.
 
         A call with the attempt id of an earlier call gets the messages of that call whose deliveries are still open. A consumer
         that doesn't know whether a response was lost repeats its call like this. The caller must not respond before
@@ -104,7 +106,7 @@ class Popper:
             if earlier is not None:
                 return earlier
         result = None
-        for _ in range(BATCHES_MAX):
+        for _ in range(0 if self.is_draining else BATCHES_MAX):
             result = self._pop_batch(group, messages_max, invisible_ms, attempt_id, in_order_max)
             if result is None or any(result.records):
                 break

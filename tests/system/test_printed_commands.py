@@ -33,7 +33,7 @@ PLACEHOLDERS = {
 }
 """What stands for something else, and what the tests put there."""
 
-ENDLESS = ("serve", "demo", "worker", "sub", "top", "reconcile", "cluster", "context", "repair", "restore", "user")
+ENDLESS = ("serve", "demo", "drain", "worker", "sub", "top", "reconcile", "cluster", "context", "repair", "restore", "user")
 """Commands that are only parsed here: they run until they are stopped, take long, need a stopped node or a cluster, or change
 settings of the user. Tests of their own run them."""
 
@@ -104,6 +104,7 @@ def test_the_printed_commands_work_in_the_order_of_the_pages(tmp_path: Path, mon
     node.start(directory=tmp_path)
     for name, listener in (("TARGET", "pop"), ("MQTT", "mqtt"), ("ADMIN", "admin")):
         monkeypatch.setenv(f"PENSTOCK_{name}", node.addresses[listener])
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "penstock-data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     failed = []
     for words in COMMANDS:

@@ -1,0 +1,89 @@
+"""The command's side of the admin API: over the admin listener of a node, or the control socket in its data directory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import orjson
+
+from penstock.cli.arguments import add_node, data_dir_of, endpoint, login, node_settings
+from penstock.node.controlclient import Request
+from penstock.node.errors import ControlRefused
+
+PREFIX = "/api/v1"
+
+
+def add_api(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the node whose API a command calls.
+
+    A command that names a data directory, by its flag, its variable or a context, or that names no node at all, acts as the
+    user of the node on this machine. One that names an admin listener acts as whoever the token or the password says.
+    """
+    add_node(command, "admin", "data_dir")
+
+
+class ApiClient:
+    """Calls the admin API of a node.
+
+    Parameters:
+        options: of a command that `add_api` has given its arguments.
+
+    Raises:
+        ValueError, OSError: as `Endpoint.context` raises them.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        settings = node_settings(options, "admin")
+        has_directory = options.data_dir is not None or settings.is_given("data_dir")
+        is_remote = options.admin is not None or (settings.is_given("admin") and not has_directory)
+        self._data_dir: Path | None = None
+        if is_remote:
+            from penstock.cli.adminclient import AdminClient
+
+            self._listener = AdminClient(endpoint(options, "admin"), login(options, "admin"))
+        else:
+            self._data_dir = data_dir_of(options)
+
+    def get(self, path: str, **query: object) -> Any:
+        """Return what the node answers to a question. Raises as `call`."""
+        return self.call("GET", path, query)
+
+    def call(self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None) -> Any:
+        """Return what the node answers.
+
+        Args:
+            method: of HTTP.
+            path: below `/api/v1`; `escaped` makes a part of it.
+            query: parameters. Those that are empty are left out.
+            body: what orjson can encode; None for none.
+
+        Raises:
+            ControlRefused: the node refuses. The text says why.
+            ConnectionError, PermissionError, NodeNotRunning: as `AdminClient` and `Request`.
+        """
+        given = {name: value for name, value in (query or {}).items() if value not in (None, "", [])}
+        target = PREFIX + path + (f"?{urlencode(given, doseq=True)}" if given else "")
+        data = orjson.dumps(body) if body is not None else None
+        if self._data_dir is not None:
+            with Request(self._data_dir, method, target, data) as request:
+                return request.line()
+        status, answer = self._listener.request(method, target, data)
+        try:
+            decoded = orjson.loads(answer)
+        except orjson.JSONDecodeError:
+            raise ControlRefused(
+                f"the server that answers {path} is no Penstock node: give --admin the node's admin.listen"
+            ) from None
+        if status != HTTPStatus.OK:
+            raise ControlRefused(str(decoded.get("error", answer)) if isinstance(decoded, dict) else str(answer))
+        return decoded
+
+
+def escaped(name: str) -> str:
+    """Return a name as a part of a path."""
+    return quote(name, safe="")

@@ -1,0 +1,53 @@
+"""`penstock drain`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from penstock.cli.apiclient import ApiClient, add_api
+from penstock.cli.arguments import Commands, add_command, duration
+from penstock.cli.output import print_line
+from penstock.node.errors import ControlRefused, NodeNotRunning
+
+LOOK_S = 0.2
+"""Seconds between two looks at the node."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    command = add_command(
+        commands,
+        "drain",
+        "Let a node refuse new clients, send the others away at an even pace, let consumers finish, and stop.",
+    )
+    command.add_argument(
+        "--grace", type=duration, default=30_000, metavar="TIME", help="The longest time that it may take, such as 2m (30s)."
+    )
+    command.add_argument("--no-wait", action="store_true", help="Return when the drain has begun.")
+    add_api(command)
+    command.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    api = ApiClient(options)
+    begun = api.call("POST", "/drain", body={"grace_ms": options.grace})
+    print_line(f"draining: {begun['clients']} clients of MQTT, {begun['checkpoints']} batches that consumers have")
+    if not options.no_wait:
+        _wait(api)
+    return 0
+
+
+def _wait(api: ApiClient) -> None:
+    """Return when the node has stopped."""
+    last: object = None
+    while True:
+        try:
+            shown = api.get("/drain")
+        except (ConnectionError, NodeNotRunning, ControlRefused):
+            print_line("the node has stopped")
+            return
+        if shown != last and last is not None:
+            print_line(f"left: {shown['clients']} clients of MQTT, {shown['checkpoints']} batches that consumers have")
+        last = shown
+        time.sleep(LOOK_S)
