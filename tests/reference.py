@@ -1,4 +1,4 @@
-"""The reference pages of the documentation, generated from the code: API, options, commands, metrics, tables and outcomes.
+"""The reference pages of the documentation, made from the code: APIs, options, commands, metrics, tables and outcomes.
 
 `python -m tests.reference` writes them to docs/reference/, `python -m tests.reference --check` names those that are stale.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from penstock.spark.reconciliation.summary import MEANINGS, OF_DELIVERIES, OF_ME
 from penstock.spark.reconciliation.tables import REPORT_TABLES
 from penstock.store.options import HostPort, Option, describe_allowed, options_of
 from penstock.tracing.options import TracingOptions
+from tests.apireference import api_page
 from tests.clientreference import client_page
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
@@ -259,6 +262,17 @@ def metrics_page() -> str:
 
 async def families() -> list[Metric]:
     """Return the metrics of a node with everything that shows some, replication included."""
+    return (await _of_a_node())[0]
+
+
+@cache
+def api_document() -> dict[str, Any]:
+    """Return the OpenAPI document of a node."""
+    return asyncio.run(_of_a_node())[1]
+
+
+async def _of_a_node() -> tuple[list[Metric], dict[str, Any]]:
+    """Return the metrics and the OpenAPI document of a node."""
     free = HostPort("127.0.0.1", 0)
     with tempfile.TemporaryDirectory(prefix="penstock-reference-") as directory:
         config = Config(
@@ -273,7 +287,7 @@ async def families() -> list[Metric]:
         node = Node(config)
         try:
             await node.start()
-            return list(node.registry.collect())
+            return list(node.registry.collect()), node.api.document
         finally:
             await node.stop()
 
@@ -347,6 +361,8 @@ PAGES = {
     "options.md": options_page,
     "commands.md": commands_page,
     "metrics.md": metrics_page,
+    "adminapi.md": lambda: api_page(NOTE, api_document()),
+    "openapi.json": lambda: json.dumps(api_document(), indent=1, sort_keys=True) + "\n",
     "tables.md": tables_page,
     "reconciliation.md": reconciliation_page,
 }

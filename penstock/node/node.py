@@ -176,7 +176,7 @@ class Node:
         self._totaller = GroupTotaller(self.pop, self.store)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
-        self._api = AdminApi(self._operations(), self.access.audit, __version__)
+        self.api = AdminApi(self._operations(), self.access.audit, __version__)
         self._admin = Admin(
             config.admin,
             self.access,
@@ -188,7 +188,7 @@ class Node:
                 level=self._level,
                 prepare=self._totaller.prepare,
             ),
-            self._api,
+            self.api,
             self.descriptors.admin,
         )
         self._key_sets = KeySetFetcher(self.access, config.access.jwt.url, config.access.jwt.jwks_refresh_s)
@@ -201,7 +201,7 @@ class Node:
                 **ClientControl(self.rocketmq, self.store).routes(),
                 **ClusterControl(self._replication, lambda: self.on_move()).routes(),
             },
-            self._api,
+            self.api,
         )
         self._is_ready = False
         self._serves = False

@@ -39,7 +39,9 @@ class AdminApi:
     def __init__(self, operations: Iterable[Operation], audit: Audit, version: str) -> None:
         self._operations = tuple(operations)
         self._audit = audit
-        self._document = msgspec.json.encode(document(self._operations, version))
+        self.document = document(self._operations, version)
+        """The OpenAPI document."""
+        self._encoded = msgspec.json.encode(self.document)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes, for the admin listener and for the control socket."""
@@ -49,7 +51,7 @@ class AdminApi:
         ]
 
     async def _describe(self, _request: web.Request) -> web.Response:
-        return _response(self._document)
+        return _response(self._encoded)
 
     def _handler(self, operation: Operation) -> Handler:
         decoder = msgspec.json.Decoder(operation.body) if operation.body is not None else None
