@@ -1,4 +1,4 @@
-"""The dashboard and the alerts in deploy/ ask for metrics and labels that a live node has."""
+"""The dashboard and the alerts in deploy/ ask for metrics and labels that a live node has, and its units fit the node."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.cli.main import main
+from penstock.node.node import EXIT_INDEX_DAMAGED, EXIT_REPLICA_FAILED, EXIT_RESTART, EXIT_STORE_FAILED
 from tests.gateway.wire import Broker
 from tests.reference import families
 from tests.waiting import PROCESS_S
@@ -249,3 +250,37 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+# --- systemd ----------------------------------------------------------------------------------------------------------
+
+UNITS = DEPLOY / "systemd"
+HAS_SYSTEMD = shutil.which("systemd-analyze") is not None
+EXPOSURE_MAX = 1.5
+"""The exposure of the service by `systemd-analyze security`, from 0 to 10, as docs/guides/deployment.md states it."""
+
+
+@pytest.mark.skipif(not HAS_SYSTEMD, reason="systemd-analyze is not installed (apt-get install systemd)")
+def test_systemd_accepts_the_units_and_finds_little_exposed(tmp_path: Path) -> None:
+    service = (UNITS / "penstock.service").read_text("utf-8").replace("/opt/penstock/bin/penstock", "/bin/true")
+    (tmp_path / "penstock.service").write_text(service)
+    shutil.copy(UNITS / "penstock.socket", tmp_path)
+    security = ["security", "--offline=true", f"--threshold={EXPOSURE_MAX * 10:.0f}", "./penstock.service"]
+    for arguments in (["verify", "./penstock.service", "./penstock.socket"], security):
+        ended = subprocess.run(
+            ["systemd-analyze", "--no-pager", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_S,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+
+
+def test_the_service_is_not_started_again_when_a_person_should_look_first() -> None:
+    service = (UNITS / "penstock.service").read_text("utf-8")
+    (left,) = re.findall(r"^RestartPreventExitStatus=(.*)$", service, re.MULTILINE)
+    statuses = {int(status) for status in left.split()}
+    assert {EXIT_STORE_FAILED, EXIT_REPLICA_FAILED} < statuses
+    assert not {EXIT_INDEX_DAMAGED, EXIT_RESTART} & statuses

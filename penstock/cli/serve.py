@@ -17,6 +17,7 @@ from penstock.cli.arguments import Commands, add_command
 if TYPE_CHECKING:
     from penstock.node.config import Config
     from penstock.node.node import Node
+    from penstock.node.supervisor import Supervisor
 
 
 def add_to(commands: Commands) -> None:
@@ -85,10 +86,16 @@ as frequent as Python's own would find nothing. A collection of 5,000 takes up t
 else runs meanwhile."""
 
 
+SERVES = "serves clients"
+FOLLOWS = "follows, and relays clients to the replica that leads"
+"""What the supervisor shows as the status of the node."""
+
+
 async def serve(config: Config) -> None:
     """Run a node until SIGTERM or SIGINT, then stop it in order; after SIGTERM it drains first.
 
-    On SIGHUP, the node reads certificates, rules, users and keys again.
+    On SIGHUP, the node reads certificates, rules, users and keys again. A supervisor such as systemd is told of all
+    this.
 
     Raises:
         Whatever `Node` and `Node.start` raise.
@@ -97,10 +104,13 @@ async def serve(config: Config) -> None:
     from penstock.node.draining import DrainState
     from penstock.node.logs import configure_logging
     from penstock.node.node import Node
+    from penstock.node.supervisor import Supervisor
 
     os.umask(PRIVATE_UMASK)
     configure_logging(config.log)
     raise_descriptor_limit()
+    supervisor = Supervisor(os.environ)
+    supervisor.starting()
     node = Node(config)
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 2, 5_000)
@@ -109,6 +119,7 @@ async def serve(config: Config) -> None:
 
     def drain(grace_s: float) -> None:
         if node.draining.state is DrainState.SERVING and grace_s > 0:
+            supervisor.stopping("drains")
             node.draining.begin(grace_s).add_done_callback(lambda _: ended.set())
         else:
             ended.set()  # it drains already, so this is the second time
@@ -116,9 +127,9 @@ async def serve(config: Config) -> None:
     loop.add_signal_handler(signal.SIGTERM, lambda: drain(config.drain_ms / 1000))
     loop.add_signal_handler(signal.SIGINT, ended.set)
     node.on_drain = drain
-    loop.add_signal_handler(signal.SIGHUP, lambda: _reload(node))
-    node.on_ready = lambda: _say(node.ready_line())
-    node.on_restart = _start_again
+    loop.add_signal_handler(signal.SIGHUP, lambda: _reload(node, supervisor))
+    node.on_ready = lambda: _announce(node, supervisor)
+    node.on_restart = lambda: _start_again(supervisor)
     is_moving = False
 
     def move() -> None:
@@ -128,31 +139,41 @@ async def serve(config: Config) -> None:
 
     node.on_move = move
     await node.start()
+    if not node.is_ready:
+        supervisor.ready(FOLLOWS)
+    supervisor.watch(loop)
     await ended.wait()
+    if not is_moving:
+        supervisor.stopping("stops")
     await node.stop()
     if is_moving:
-        _start_again()
+        _start_again(supervisor)
+    supervisor.close()
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+def _announce(node: Node, supervisor: Supervisor) -> None:
+    sys.stdout.write(node.ready_line() + "\n")
     sys.stdout.flush()
+    supervisor.ready(SERVES)
 
 
-def _start_again() -> None:
+def _start_again(supervisor: Supervisor) -> None:
     """Replace this process by a new one with the same arguments and process id. All files and sockets are closed by that."""
+    supervisor.begins_anew()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)
 
 
-def _reload(node: Node) -> None:
+def _reload(node: Node, supervisor: Supervisor) -> None:
     """Let a node read its files again, and log it if one is not valid: then the old ones stay in force."""
     import structlog
 
     logger = structlog.get_logger("node")
+    supervisor.reloading()
     try:
         node.reload("SIGHUP")
     except AccessInvalid as error:
         logger.error("access.not_reloaded", why=str(error))
     else:
         logger.info("node.reloaded")
+    supervisor.ready()

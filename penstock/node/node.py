@@ -434,6 +434,11 @@ class Node:
             await self._exporter.stop()  # last: nothing waits for the collector
         logger.info("node.stopped", log_end=self.store.log.end)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the node serves clients. A follower relays them, and does not serve them."""
+        return self._is_ready
+
     def ready_line(self) -> str:
         """Return the line that `penstock serve` prints when all listeners are open.
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -50,6 +53,29 @@ def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node_anew
     assert state["log"]["replayed_at_start"] == 0, "an orderly end leaves nothing to replay"
     popped = run_anew("pop", "a/#", "--group", "g", "--target", node_anew.addresses["pop"], "--json")
     assert json.loads(popped.stdout)["body"] == "kept"
+
+
+def test_a_supervisor_is_told_of_start_reload_and_end(node: NodeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(f"\0penstock-{os.getpid()}")
+        heard.settimeout(PROCESS_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@penstock-{os.getpid()}")
+        monkeypatch.setenv("WATCHDOG_USEC", "100000")
+
+        def next_but_pings() -> list[str]:
+            while (said := heard.recv(1000).decode().split("\n")) == ["WATCHDOG=1"]:
+                pass
+            return said
+
+        node.start()
+        assert next_but_pings() == ["STATUS=recovers log and index"]
+        assert next_but_pings()[:2] == ["READY=1", "STATUS=serves clients"]
+        assert [heard.recv(1000) for _ in range(2)] == [b"WATCHDOG=1"] * 2
+        node.signal(signal.SIGHUP)
+        assert next_but_pings()[0] == "RELOADING=1"
+        assert next_but_pings()[0] == "READY=1"
+        assert node.stop() == 0
+        assert next_but_pings()[0] == "STOPPING=1"
 
 
 def test_a_node_that_is_killed_has_what_it_acknowledged_and_hands_out_only_the_rest(node: NodeProcess) -> None:
