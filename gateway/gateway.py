@@ -371,10 +371,14 @@ class Gateway:
 
     def disconnect(self, kind: Kind, name: str) -> int:
         """Disconnect the clients with a user name, a client id, or an address or network; return how many there were."""
-        found = [connection for connection in self.clients.values() if concerns(kind, name, _subject_of(connection))]
-        for connection in found:
+        if kind == "client":
+            named = self.clients.get(name)
+            concerned = [named] if named is not None and named.connected else []
+        else:
+            concerned = [each for each in self.clients.values() if concerns(kind, name, _subject_of(each))]
+        for connection in concerned:
             connection.close("an operator has disconnected the client", ReasonCode.ADMINISTRATIVE_ACTION)
-        return len(found)
+        return len(concerned)
 
     def _recheck(self) -> None:
         """Look again at all clients, because access control has changed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from penstock.gateway.connection.sorted_names import SortedNames
 from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 
@@ -22,6 +23,7 @@ class ClientRegistry(Mapping[str, "Connection"]):
     def __init__(self, clients_max: int) -> None:
         self._clients_max = clients_max
         self._clients: dict[str, Connection] = {}
+        self._names = SortedNames()
 
     def __getitem__(self, client_id: str) -> Connection:
         return self._clients[client_id]
@@ -31,6 +33,10 @@ class ClientRegistry(Mapping[str, "Connection"]):
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def at_or_after(self, start: str, count: int) -> list[str]:
+        """Return up to `count` client ids from `start` on, in order. See `SortedNames.at_or_after`."""
+        return self._names.at_or_after(start, count)
 
     def check_room(self, client_id: str) -> None:
         """Raise ConnectRefused if as many clients as allowed are connected. A takeover needs no room."""
@@ -49,9 +55,12 @@ class ClientRegistry(Mapping[str, "Connection"]):
 
     def enter(self, client_id: str, connection: Connection) -> None:
         """Make a connection the one of a client id."""
+        if client_id not in self._clients:
+            self._names.add(client_id)
         self._clients[client_id] = connection
 
     def leave(self, client_id: str, connection: Connection) -> None:
         """Remove a connection that has ended, unless a newer one has its client id."""
         if self._clients.get(client_id) is connection:
             del self._clients[client_id]
+            self._names.remove(client_id)

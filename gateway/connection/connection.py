@@ -104,16 +104,19 @@ class Connection(asyncio.Protocol):
         "_unanswered_s",
         "_uncharged_bytes",
         "_uncharged_messages",
+        "bytes_in",
         "candidate",
         "claim",
         "closed_for",
         "connected",
+        "connected_ms",
         "credential",
         "identity",
         "is_v5",
         "keep_alive_s",
         "kept_packets",
         "level",
+        "messages_in",
         "meter",
         "outbox",
         "peer",
@@ -161,6 +164,8 @@ class Connection(asyncio.Protocol):
         """The names in the CONNECT."""
         self.connected = False
         """The CONNECT was accepted, and the connection has not ended."""
+        self.connected_ms = 0
+        """When the CONNECT was accepted, in ms since 1970."""
         self.session = Session("", 0)
         """The session of the client. Before the CONNECT it is an empty one."""
         self.subscriptions: ClientSubscriptions
@@ -187,6 +192,11 @@ class Connection(asyncio.Protocol):
         """Monotonic seconds of the last read, or of the moment in which reading resumed."""
         self.wheel_slot = 0
         """Where the keep-alive wheel has this connection."""
+        # What has come:
+        self.bytes_in = 0
+        """Bytes that were received."""
+        self.messages_in = 0
+        """Messages of the client that were stored."""
         # Reading and the end:
         self._is_plain = False
         """No PUBLISH that comes next would have to wait for anything: `PublishFastPath` may take it."""
@@ -260,6 +270,11 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     @property
+    def paused_for(self) -> PauseReason:
+        """Why the connection is not read; no reason while it is."""
+        return PauseReason(self._paused_for)
+
+    @property
     def is_unread(self) -> bool:
         """True while the server does not read the connection for reasons of its own."""
         return bool(self._paused_for & ~int(PauseReason.ANSWERS_UNREAD))
@@ -271,6 +286,7 @@ class Connection(asyncio.Protocol):
             return
         received = len(data)
         self._listener.bytes_in += received
+        self.bytes_in += received
         self.received_s = self._now_s()
         inbox = self._inbox
         if inbox.has_begun and inbox.deferred is None:
@@ -374,6 +390,7 @@ class Connection(asyncio.Protocol):
         self.outbox.begin(subscriptions)
         self._publishes.begin(session, permissions, is_v5=is_v5)
         self._acks.begin(session, is_v5=is_v5)
+        self.connected_ms = self._services.store.now_ms()
         self.connected = True
 
     def continue_read(self, data: bytes, used: int, count: int, *, is_acked: bool) -> None:
@@ -447,6 +464,7 @@ class Connection(asyncio.Protocol):
             if has_published:
                 stored = publishes.finish_read()
                 self._uncharged_messages += stored
+                self.messages_in += stored
                 if stored and services.store.log.end > services.backpressure.check_at:
                     services.backpressure.apply(self)
             if session.lasts:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.gateway.auth.authorizer import Authorizer
+from penstock.gateway.connection.keep_alive import SILENCE_FACTOR
 from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.redelivery import Redelivery
 from penstock.gateway.counters import GatewayCounters, Traffic
@@ -146,7 +147,7 @@ class Handshake:
         session, is_present = self._open_session(connection, connect, client_id, is_afresh=is_afresh)
         is_recorded = self._store.log.end > before
         keep_alive_s = self._keep_alive_s(connect)
-        connection.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
+        connection.keep_alive_s = keep_alive_s * SILENCE_FACTOR
         subscriptions = ClientSubscriptions(session, outbox, self._deliveries)
         connection.begin(subscriptions)
         self._keep_alives.watch(connection)

@@ -14,6 +14,9 @@ from penstock.gateway.protocol.reasons import ReasonCode
 if TYPE_CHECKING:
     from penstock.gateway.connection.connection import Connection
 
+SILENCE_FACTOR: Final = 1.5
+"""How many times its keep alive a client may be silent [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]."""
+
 STEP_S: Final = 1
 """Seconds of one slot of the wheel. A connection is closed at most this long after 1.5 times its keep alive."""
 

@@ -73,9 +73,11 @@ class Outbox:
         "_waiting_bytes",
         "_waiting_runs",
         "aliases",
+        "bytes_out",
         "has_greeted",
         "is_v5",
         "lagging",
+        "messages_out",
         "packet_bytes_max",
         "permissions",
         "redelivery",
@@ -107,6 +109,10 @@ class Outbox:
         self._transport: asyncio.Transport | None = None
         self._subscriptions: ClientSubscriptions | None = None
         """The subscriptions of the client, from its CONNECT to the end of the connection."""
+        self.bytes_out = 0
+        """Bytes of the packets that were sent."""
+        self.messages_out = 0
+        """PUBLISH packets that were sent."""
         self.writable = True
         """There is room for more deliveries."""
         self.lagging: dict[Subscription, None] = {}
@@ -220,8 +226,11 @@ class Outbox:
         if self._waiting_runs:
             self.send_when_durable(data, count)
             return
+        size = len(data)
         self._counters.publishes_out += count
-        self._listener.bytes_out += len(data)
+        self.messages_out += count
+        self._listener.bytes_out += size
+        self.bytes_out += size
         if self._transport is not None:
             if self._gathered:
                 self._send_gathered()
@@ -240,9 +249,11 @@ class Outbox:
 
     def _send_durable(self, data: bytes, count: int) -> None:
         self._counters.publishes_out += count
+        self.messages_out += count
         if not count:
             self._traffic.packets_out[PUBREL] += 1
         self._listener.bytes_out += len(data)
+        self.bytes_out += len(data)
         if self._transport is not None:
             if self._gathered:
                 self._send_gathered()
@@ -300,6 +311,7 @@ class Outbox:
                 )
             return
         self._listener.bytes_out += size
+        self.bytes_out += size
         self._traffic.packets_out[data[0] >> 4] += packets
         if self._gathered is None:
             transport.write(data)
@@ -373,6 +385,7 @@ class Outbox:
                 self._send_gathered()
             if self._farewell:
                 self._listener.bytes_out += len(self._farewell)
+                self.bytes_out += len(self._farewell)
                 self._traffic.packets_out[DISCONNECT] += 1
                 self._transport.write(self._farewell)
             self._transport.close()

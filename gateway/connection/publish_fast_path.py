@@ -113,6 +113,7 @@ class PublishFastPath:
         is_behind = self._store.log.end > self._backpressure.check_at
         waiting = []
         for publisher, acks, count in publishers:
+            publisher.messages_in += count
             if acks:
                 outbox = publisher.outbox
                 outbox.unacked += count
