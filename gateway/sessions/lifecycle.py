@@ -422,6 +422,25 @@ class SessionLifecycle:
             return None
         return Changes(stored.last_packet_id, cursors, done, [], [], [], {}, maybe_sent)
 
+    # --- what operators see and do ----------------------------------------------------------------------------------
+
+    def will_of(self, stored: StoredSession) -> Will | None:
+        """Return the will of a session; None if it has none, or if its record can't be read."""
+        left = self._wills.read(stored) if stored.will is not None else None
+        return left[0] if left is not None else None
+
+    def delete(self, client_id: str) -> WillOutcome:
+        """End the stored session of a client that is not connected; return what came of its will.
+
+        Unless the will has ended, nothing has changed. Raises DiskFull.
+        """
+        stored = self.sessions.get(client_id)
+        if stored is not None and stored.connected:
+            self._close_lost(stored)
+            stored = self.sessions.get(client_id)
+        self._unclosed.pop(client_id, None)
+        return self._end(stored) if stored is not None else WillOutcome.ENDED
+
     # --- background work --------------------------------------------------------------------------------------------
 
     def turn(self) -> None:

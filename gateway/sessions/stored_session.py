@@ -204,18 +204,26 @@ class StoredSession:
     @classmethod
     def from_row(cls, client_id: str, row: bytes) -> StoredSession:
         """Return the session that a row describes, without its subscriptions."""
-        found = cls(client_id)
-        flags, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
-        found.ends_ms, found.account, found.source, *will, found.last_packet_id, found.subscribed, received, user_bytes = rest
-        found.connected, found.curtailed = bool(flags & CONNECTED), bool(flags & CURTAILED)
-        stored_will = StoredWill(*will)
-        found.will = stored_will if stored_will.size else None
+        found = cls.from_head(client_id, row)
+        *_, received, user_bytes = _HEAD.unpack_from(row)
         at = _HEAD.size + user_bytes
-        found.user = row[_HEAD.size : at].decode()
         stop = at + received * _RECEIVED.size
         found.received = dict(_RECEIVED.iter_unpack(row[at:stop]))
         found.inflight = dict(decode_slots(row[stop:]))
         found.saved = found.rows()
+        return found
+
+    @classmethod
+    def from_head(cls, client_id: str, row: bytes) -> StoredSession:
+        """Return the session that a row describes, without its subscriptions and its packet ids: for listings, which look at
+        many."""
+        found = cls(client_id)
+        flags, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
+        found.ends_ms, found.account, found.source, *will, found.last_packet_id, found.subscribed, _, user_bytes = rest
+        found.connected, found.curtailed = bool(flags & CONNECTED), bool(flags & CURTAILED)
+        stored_will = StoredWill(*will)
+        found.will = stored_will if stored_will.size else None
+        found.user = row[_HEAD.size : _HEAD.size + user_bytes].decode()
         return found
 
     def rows(self) -> SavedRows:

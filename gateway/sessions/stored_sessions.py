@@ -10,7 +10,7 @@ subscribe to would have a row with a thousand names. A count of subscriptions te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -69,6 +69,31 @@ class StoredSessions:
         """Return the session of a client, or None if none is stored."""
         found = self._find(client_id)
         return None if found is None or found.gone else found
+
+    def at_or_after(self, start: str, count: int) -> list[tuple[str, StoredSession | None]]:
+        """Return up to `count` sessions from a client id on, in order, as of the last commit; none if none follow.
+
+        They are without subscriptions and packet ids. None in place of a session says that it has ended since that commit.
+        """
+        listed: list[tuple[str, StoredSession | None]] = []
+        for key, row in islice(self._rows(rows.SESSION, start.encode()), count):
+            client_id = key[len(rows.SESSION) :].decode()
+            session = self._loaded.get(client_id) or StoredSession.from_head(client_id, row)
+            listed.append((client_id, session if not session.gone else None))
+        return listed
+
+    def subscription(self, client_id: str, topic_filter: str) -> StoredSubscription | None:
+        """Return the stored subscription of a client to a filter, without loading the session; None if there is none."""
+        session = self._loaded.get(client_id)
+        if session is not None:
+            return session.subscriptions.get(topic_filter)
+        assert self._index is not None, "the store has not recovered yet"
+        row = self._index.get(rows.SUBSCRIPTION + client_id.encode() + b"\0" + topic_filter.encode())
+        return StoredSubscription.from_row(topic_filter, row) if row is not None else None
+
+    def subscriptions_of(self, queue_id: int) -> int:
+        """Return how many stored subscriptions use a light queue."""
+        return self._uses_of(queue_id)
 
     def received(self, stored: StoredSession) -> list[int]:
         """Return the packet ids of a client's QoS 2 messages that are not yet released.

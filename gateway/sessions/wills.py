@@ -81,7 +81,7 @@ class Wills:
         assert stored.will is not None, stored.client_id
         store = self._store
         try:
-            found = self._read(stored)
+            found = self.read(stored)
             if found is not None:
                 will, causer, author = found
                 is_allowed = self._judge.may_publish_will(author.subject, author.proof, will.topic)
@@ -116,8 +116,9 @@ class Wills:
             self._store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
         return WillOutcome.ENDED
 
-    def _read(self, stored: StoredSession) -> tuple[Will, Causer, Author] | None:
-        """Return the will of a session, and who has left it; None if its record can't be read, which the store logs."""
+    def read(self, stored: StoredSession) -> tuple[Will, Causer, Author] | None:
+        """Return the will of a session that has one, and who has left it; None if its record can't be read, which the store
+        logs."""
         assert stored.will is not None, stored.client_id
         position = stored.will.position
         if position >= self._store.log.written:

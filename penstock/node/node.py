@@ -25,9 +25,12 @@ from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node import tablesoptions
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.api.access import AccessOperations
+from penstock.node.api.clients import ClientOperations
 from penstock.node.api.dispatch import AdminApi
 from penstock.node.api.drain import DrainOperations
 from penstock.node.api.operation import Operation
+from penstock.node.api.sessions import SessionOperations
+from penstock.node.api.subscriptions import SubscriptionOperations
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.clustercontrol import ClusterControl
@@ -222,10 +225,14 @@ class Node:
 
     def _operations(self) -> Iterator[Operation]:
         """Yield the operations of the admin API."""
+        gateway, store = self.gateway, self.store
         yield from DrainOperations(self.draining, lambda grace_s: self.on_drain(grace_s)).operations()
         yield from AccessOperations(
-            self.access, self.reload, self.gateway.rechecked, self.gateway.disconnect, self._pop_server.disconnect
+            self.access, self.reload, gateway.rechecked, gateway.disconnect, self._pop_server.disconnect
         ).operations()
+        yield from ClientOperations(gateway, self.access).operations()
+        yield from SubscriptionOperations(gateway.clients, self.sessions, store.queues).operations()
+        yield from SessionOperations(gateway.clients, gateway.lifecycle, store).operations()
 
     def _install_snapshot(self) -> None:
         position = install_snapshot(self.config.data_dir)

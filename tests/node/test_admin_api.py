@@ -2,72 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.node.api.operation import PageQuery, page_by_name
 from penstock.node.controladdress import SOCKET
 from tests.gateway.wire import Broker
+from tests.node.adminapi import ROLES, Api, api, audited, broker
 
-ROLES = ("viewer", "operator", "admin")
-
-ACCESS = "".join(
-    f"""
-[[principal]]
-name = "{role}"
-token_sha256 = "{sha256(role.encode()).hexdigest()}"
-roles = ["{role}"]
-"""
-    for role in ROLES
-)
-
-
-class Api:
-    """Calls the admin API of a node as somebody with a role; as nobody without one."""
-
-    def __init__(self, session: aiohttp.ClientSession, role: str = "") -> None:
-        self._session = session
-        self._headers = {"Authorization": f"Bearer {role}"} if role else {}
-
-    def __call__(self, role: str) -> Api:
-        return Api(self._session, role)
-
-    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        """Return the status and the answer of a call."""
-        json_body = {"json": body} if body is not None else {}
-        async with self._session.request(method, path, headers={**self._headers, **headers}, **json_body) as response:
-            return response.status, json.loads(await response.read())
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    access = tmp_path / "access.toml"
-    access.write_text('no_match = "allow"\n' + ACCESS)
-    access.chmod(0o600)
-    control = {"audit_file": str(tmp_path / "audit.log")}
-    broker = await Broker(tmp_path / "data", {"access_file": str(access), "control": control}).start()
-    yield broker
-    await broker.stop()
-
-
-@pytest.fixture
-async def api(broker: Broker) -> AsyncIterator[Api]:
-    async with aiohttp.ClientSession(f"http://{broker.node.admin}") as session:
-        yield Api(session)
-
-
-def audited(broker: Broker) -> list[dict[str, Any]]:
-    lines = Path(broker.config.access.audit_file).read_text().splitlines()
-    return [json.loads(line) for line in lines if json.loads(line)["event"] in ("changed", "failed", "denied", "refused")]
-
+__all__ = ["api", "broker"]
 
 BAN = {"kind": "user", "name": "mallory", "why": "floods"}
 

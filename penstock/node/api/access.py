@@ -174,14 +174,9 @@ class AccessOperations:
         """Make a ban."""
         asked: BanRequest = call.body
         call.noted |= {"of": asked.kind, "name": asked.name}
-        try:
-            ban = self._access.ban(asked.kind, asked.name, for_ms=asked.for_ms, why=asked.why, by=call.subject.user)
-        except AccessInvalid as error:
-            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
-        except OSError as error:
-            raise _not_saved(error) from error
+        shown = make_ban(self._access, asked, by=call.subject.user)
         await self._rechecked()
-        return _shown(ban)
+        return shown
 
     async def lift(self, call: ApiCall) -> BanShown:
         """Lift a ban."""
@@ -232,6 +227,16 @@ class AccessOperations:
             len(passwords.hashes) if passwords is not None else 0,
             len(list(self._access.bans)),
         )
+
+
+def make_ban(access: AccessControl, asked: BanRequest, *, by: str) -> BanShown:
+    """Make a ban on behalf of a user, and return it. Raises ApiError if it can't be made or saved."""
+    try:
+        return _shown(access.ban(asked.kind, asked.name, for_ms=asked.for_ms, why=asked.why, by=by))
+    except AccessInvalid as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
+    except OSError as error:
+        raise _not_saved(error) from error
 
 
 def _shown(ban: Ban) -> BanShown:

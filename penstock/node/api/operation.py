@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
 from time import perf_counter
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
 from penstock.access.subject import Subject
+
+if TYPE_CHECKING:
+    from penstock.store.store import Store
 
 LIMIT_MAX: Final = 1_000
 """Items of one page."""
@@ -66,6 +69,12 @@ class ApiError(Exception):
 def not_found(what: str, name: str) -> ApiError:
     """Return the error for a thing that does not exist."""
     return ApiError(HTTPStatus.NOT_FOUND, f"there is no {what} {name[:200]!r}")
+
+
+def check_leads(store: Store) -> None:
+    """Raise ApiError on a replica that follows another one: only the leader appends records."""
+    if store.replaying:
+        raise ApiError(HTTPStatus.CONFLICT, "this replica follows another one and can't change anything; ask the leader")
 
 
 class NoQuery(msgspec.Struct, forbid_unknown_fields=True):

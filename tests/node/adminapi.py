@@ -1,0 +1,84 @@
+"""The admin API of a node, as tests call it: with one token for each role."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.gateway.wire import Broker
+
+ROLES = ("viewer", "operator", "admin")
+
+ACCESS = "".join(
+    f"""
+[[principal]]
+name = "{role}"
+token_sha256 = "{sha256(role.encode()).hexdigest()}"
+roles = ["{role}"]
+"""
+    for role in ROLES
+)
+
+
+class Api:
+    """Calls the admin API of a node as somebody with a role; as nobody without one."""
+
+    def __init__(self, session: aiohttp.ClientSession, role: str = "") -> None:
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {role}"} if role else {}
+
+    def __call__(self, role: str) -> Api:
+        return Api(self._session, role)
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Return the status and the answer of a call."""
+        json_body = {"json": body} if body is not None else {}
+        async with self._session.request(method, path, headers={**self._headers, **headers}, **json_body) as response:
+            return response.status, json.loads(await response.read())
+
+    async def get(self, path: str, **parameters: str | int) -> Any:
+        """Return the answer of a GET that succeeds, with parameters in its query."""
+        async with self._session.get(f"/api/v1{path}", headers=self._headers, params=parameters) as response:
+            answer = json.loads(await response.read())
+            assert response.status == 200, answer
+            return answer
+
+    async def pages(self, path: str, **parameters: str | int) -> list[Any]:
+        """Return the items of all pages of a listing."""
+        page = await self.get(path, **parameters)
+        items = list(page["items"])
+        while page["next"] is not None:
+            page = await self.get(path, **parameters, after=page["next"])
+            items += page["items"]
+        return items
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    """A node that knows a caller with each role, and restricts nobody else."""
+    access = tmp_path / "access.toml"
+    access.write_text('no_match = "allow"\n' + ACCESS)
+    access.chmod(0o600)
+    control = {"audit_file": str(tmp_path / "audit.log")}
+    broker = await Broker(tmp_path / "data", {"access_file": str(access), "control": control}).start()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture
+async def api(broker: Broker) -> AsyncIterator[Api]:
+    """The admin API of that node."""
+    async with aiohttp.ClientSession(f"http://{broker.node.admin}") as session:
+        yield Api(session)
+
+
+def audited(broker: Broker) -> list[dict[str, Any]]:
+    """Return the lines of the audit log about changes, and about those that were refused."""
+    lines = map(json.loads, Path(broker.config.access.audit_file).read_text().splitlines())
+    return [line for line in lines if line["event"] in ("changed", "failed", "denied", "refused")]
