@@ -40,6 +40,13 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
         Family("schedules", {"schedule": "Let the node send messages by a rule."}),
     ),
     "inspect": (
+        Family(
+            "connected",
+            {
+                "clients": "List, show, kick and ban MQTT clients.",
+                "sessions": "List, show and delete stored sessions.",
+            },
+        ),
         Family("top", {"top": "Show what a running node does."}),
         Family("inspect", {"inspect": "Print what a data directory holds."}),
         Family("story", {"story": "Print what happened to a message."}),

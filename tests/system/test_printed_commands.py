@@ -30,6 +30,7 @@ PLACEHOLDERS = {
     "/backup/plant": "backup",
     "/tmp/": "",
     "MESSAGE_ID": "0000000000000000",
+    " --admin plant-1.example.org:8080": "",
 }
 """What stands for something else, and what the tests put there."""
 
@@ -39,6 +40,8 @@ settings of the user. Tests of their own run them."""
 
 REFUSED = {
     ("access", "test"): "denied",
+    ("clients", "kick"): "no connected client",
+    ("clients", "show"): "no connected client",
     ("clock", "accept"): "nothing to accept",
     ("dlq", "show"): "dead letter",
     ("inspect", "sessions"): "sensor-7",
