@@ -113,6 +113,33 @@ class RetainedMessages:
         if row is not None and not after:
             yield self._entry(topic_filter.encode(), row, before)
 
+    def get(self, topic: str) -> RetainedRow | None:
+        """Return what is retained of a topic; None if nothing is, or if it has expired."""
+        row = self._row_of(topic.encode())
+        return row if row is not None and not self._has_expired(row) else None
+
+    def listed(self, topic_filter: str, after: str) -> Iterator[tuple[str, RetainedRow | None]]:
+        """Yield the topics after one that a filter matches, in their order, with what is retained, as of the last commit.
+
+        A topic without a row does not match after all, or its message has expired. Without a topic, the search goes on.
+        """
+        assert self._index is not None, "the store has not recovered yet"
+        if not topics.is_wildcard(topic_filter):
+            data = self._index.get(KeySpace.RETAINED + topic_filter.encode())
+            if data is not None and after < topic_filter:
+                yield topic_filter, self._unexpired(data)
+            return
+        for topic, data in topic_lists.candidates(self._index, topic_filter, after.encode()):
+            name = topic.decode() if data is not None else ""
+            yield name, self._unexpired(data) if data is not None and topics.matches(topic_filter, name) else None
+
+    def _unexpired(self, data: bytes) -> RetainedRow | None:
+        row = RetainedRow(*_ROW.unpack(data))
+        return row if not self._has_expired(row) else None
+
+    def _has_expired(self, row: RetainedRow) -> bool:
+        return bool(row.expires_at_ms) and row.expires_at_ms <= self._now_of(row.position)
+
     def _search(self, index: Index, topic_filter: str, before: int, after: bytes) -> Iterator[bytes]:
         missed = 0
         for topic, row in topic_lists.candidates(index, topic_filter, after):
@@ -131,7 +158,7 @@ class RetainedMessages:
     def _entry(self, topic: bytes, data: bytes, before: int) -> bytes:
         """Return the entry of a row; empty if its message came later or has expired. An expired message's row is deleted."""
         row = RetainedRow(*_ROW.unpack(data))
-        if row.expires_at_ms and row.expires_at_ms <= self._now_of(row.position):
+        if self._has_expired(row):
             self._forget_expired(topic, row)
             return b""
         return ENTRY.pack(row.position, row.size, 0) if row.position < before else b""
@@ -282,7 +309,7 @@ class RetainedMessages:
             row = RetainedRow(*_ROW.unpack(data))
             if row.position >= before:
                 continue
-            if row.expires_at_ms and row.expires_at_ms <= self._now_of(row.position):
+            if self._has_expired(row):
                 self._forget_expired(key[1:], row)  # as `_entry` does: nobody may ever search for this topic
             else:
                 yield row.position, row.size

@@ -29,8 +29,10 @@ from penstock.node.api.clients import ClientOperations
 from penstock.node.api.dispatch import AdminApi
 from penstock.node.api.drain import DrainOperations
 from penstock.node.api.operation import Operation
+from penstock.node.api.retained import RetainedOperations
 from penstock.node.api.sessions import SessionOperations
 from penstock.node.api.subscriptions import SubscriptionOperations
+from penstock.node.api.topics import TopicOperations
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.clustercontrol import ClusterControl
@@ -62,6 +64,7 @@ from penstock.node.replication import NodeReplication, check_replication
 from penstock.node.state import state_of
 from penstock.node.tablewriting import TableWriting
 from penstock.node.timers import timers_of
+from penstock.node.topictraffic import TrafficSample
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
@@ -179,6 +182,7 @@ class Node:
         self._totaller = GroupTotaller(self.pop, self.store)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
+        self._traffic = TrafficSample(self.store)
         self.api = AdminApi(self._operations(), self.access.audit, __version__)
         self._admin = Admin(
             config.admin,
@@ -233,6 +237,8 @@ class Node:
         yield from ClientOperations(gateway, self.access).operations()
         yield from SubscriptionOperations(gateway.clients, self.sessions, store.queues).operations()
         yield from SessionOperations(gateway.clients, gateway.lifecycle, store).operations()
+        yield from RetainedOperations(self.retained, store).operations()
+        yield from TopicOperations(self._traffic, store.queues).operations()
 
     def _install_snapshot(self) -> None:
         position = install_snapshot(self.config.data_dir)
@@ -434,6 +440,7 @@ class Node:
         if self._replication is not None:
             await self._replication.stop()
         await self._admin.stop()
+        self._traffic.stop()
         await self.store.close()
         self._lock.release()
         self.access.close()

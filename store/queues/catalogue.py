@@ -281,6 +281,11 @@ class Catalogue:
 
     # --- the index --------------------------------------------------------------------------------------------------
 
+    def filters(self, start: str, count: int, *, are_wildcards: bool) -> list[str]:
+        """Return up to `count` filters that have queues, with or without wildcards, from `start` on, in order, as saved."""
+        prefix = _WILDCARD if are_wildcards else _NAME
+        return [key[1:].decode() for key, _ in islice(self._index.rows(prefix, start.encode()), count)]
+
     def load(self) -> tuple[list[LightQueue], list[LightQueue]]:
         """Read the totals. Return the queues whose filter has wildcards, and those that are being backfilled."""
         totals = self._index.get(_TOTALS_KEY)

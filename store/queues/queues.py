@@ -146,6 +146,22 @@ class Queues:
         """Return the durable queue of a filter and start, or None. Root queues and internal queues start at `latest`."""
         return self._catalogue.find(topic_filter, start)
 
+    def filters(self, start: str, count: int, *, are_wildcards: bool) -> list[str]:
+        """Return up to `count` filters with durable queues, with or without wildcards, from `start` on, in order.
+
+        They are those of the last commit. None come if none follow.
+        """
+        return self._catalogue.filters(start, count, are_wildcards=are_wildcards)
+
+    def all_of(self, topic_filter: str) -> list[LightQueue]:
+        """Return the durable queues of a filter, one for each start, those that are being backfilled among them."""
+        return self._catalogue.named(topic_filter)
+
+    @property
+    def transient(self) -> int:
+        """Number of transient queues."""
+        return len(self._transient.by_id)
+
     def declare(self, topic_filter: str, owner: str, start: Start = "latest", causer: Causer = NODE) -> LightQueue:
         """Return the durable queue of a filter and start; declare it if needed. It lasts until its last owner drops it.
 
