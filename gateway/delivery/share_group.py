@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ from penstock.store.space.causer import Causer
 
 if TYPE_CHECKING:
     from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
+    from penstock.gateway.sessions.session import Session
 
 logger = structlog.get_logger("gateway")
 
@@ -147,6 +149,11 @@ class ShareGroup:
     def count(self) -> int:
         """Number of members."""
         return len(self._members)
+
+    @property
+    def sessions(self) -> Iterator[Session]:
+        """The sessions of the members."""
+        return (member.session for member in self._members)
 
     def enqueue(self, member: SharedSubscription) -> None:
         """Let a member with room wait for its turn."""

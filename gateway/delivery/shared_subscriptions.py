@@ -115,6 +115,10 @@ class SharedSubscriptions:
         if not self._is_enabled:
             raise SharedUnavailable("Shared subscriptions are switched off. Raise mqtt.shared_max to allow them.")
 
+    def get(self, name: str, topic_filter: str) -> ShareGroup | None:
+        """Return the share group of a name and a filter; None if no connected client has it."""
+        return self._groups.get((name, topic_filter))
+
     def group_for(self, shared_filter: str, causer: Causer = NODE) -> ShareGroup:
         """Return the share group of a filter with `$share/`, for a client to become a member of.
 

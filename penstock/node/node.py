@@ -25,11 +25,18 @@ from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node import tablesoptions
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.api.access import AccessOperations
+from penstock.node.api.changes import DurableChanges
 from penstock.node.api.clients import ClientOperations
+from penstock.node.api.deadletters import DeadLetterOperations
+from penstock.node.api.deliverystates import DeliveryStates
 from penstock.node.api.dispatch import AdminApi
 from penstock.node.api.drain import DrainOperations
+from penstock.node.api.groups import GroupOperations
+from penstock.node.api.messagereader import MessageReader
+from penstock.node.api.messages import MessageOperations
 from penstock.node.api.operation import Operation
 from penstock.node.api.retained import RetainedOperations
+from penstock.node.api.publishing import PublishOperations
 from penstock.node.api.sessions import SessionOperations
 from penstock.node.api.subscriptions import SubscriptionOperations
 from penstock.node.api.topics import TopicOperations
@@ -239,6 +246,17 @@ class Node:
         yield from SessionOperations(gateway.clients, gateway.lifecycle, store).operations()
         yield from RetainedOperations(self.retained, store).operations()
         yield from TopicOperations(self._traffic, store.queues).operations()
+        yield from self._message_operations()
+
+    def _message_operations(self) -> Iterator[Operation]:
+        """Yield the operations on messages, and on the groups that consume them."""
+        pop, store = self.pop, self.store
+        reader, changes = MessageReader(store), DurableChanges(store)
+        yield from GroupOperations(pop, self.gateway.shared, store, changes).operations()
+        yield from DeadLetterOperations(pop, reader, changes).operations()
+        yield from MessageOperations(reader, DeliveryStates(pop, store)).operations()
+        bytes_max = self.config.pop.message_bytes_max
+        yield from PublishOperations(self._parts.sender, self.retained, store, changes, bytes_max).operations()
 
     def _install_snapshot(self) -> None:
         position = install_snapshot(self.config.data_dir)

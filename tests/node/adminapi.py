@@ -42,6 +42,17 @@ class Api:
         async with self._session.request(method, path, headers={**self._headers, **headers}, **json_body) as response:
             return response.status, json.loads(await response.read())
 
+    async def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """Return the answer of a call that succeeds. The path is below `/api/v1`."""
+        status, answer = await self.call(method, f"/api/v1{path}", body, **headers)
+        assert status == 200, (method, path, status, answer)
+        return answer
+
+    async def refused(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+        """Return the status and the sentence of a call that fails. The path is below `/api/v1`."""
+        status, answer = await self.call(method, f"/api/v1{path}", body, **headers)
+        return status, answer["error"]
+
     async def get(self, path: str, **parameters: str | int) -> Any:
         """Return the answer of a GET that succeeds, with parameters in its query."""
         async with self._session.get(f"/api/v1{path}", headers=self._headers, params=parameters) as response:
