@@ -37,9 +37,12 @@ from penstock.node.api.messages import MessageOperations
 from penstock.node.api.operation import Operation
 from penstock.node.api.retained import RetainedOperations
 from penstock.node.api.publishing import PublishOperations
+from penstock.node.api.schedules import ScheduleOperations
 from penstock.node.api.sessions import SessionOperations
 from penstock.node.api.subscriptions import SubscriptionOperations
 from penstock.node.api.topics import TopicOperations
+from penstock.node.api.timers import DelayedOperations
+from penstock.node.api.transactions import TransactionOperations
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.clustercontrol import ClusterControl
@@ -168,7 +171,7 @@ class Node:
         self.rocketmq = rocketmq_service(
             self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
         )
-        listing = TimerListing(self.store, self.delayed.buckets, self.timer_keys)
+        self._listing = listing = TimerListing(self.store, self.delayed.buckets, self.timer_keys)
         self._pop_server = PopServer(
             Servicers(
                 servicer,
@@ -255,8 +258,11 @@ class Node:
         yield from GroupOperations(pop, self.gateway.shared, store, changes).operations()
         yield from DeadLetterOperations(pop, reader, changes).operations()
         yield from MessageOperations(reader, DeliveryStates(pop, store)).operations()
-        bytes_max = self.config.pop.message_bytes_max
-        yield from PublishOperations(self._parts.sender, self.retained, store, changes, bytes_max).operations()
+        yield from TransactionOperations(self.transactions, reader, store, changes).operations()
+        yield from ScheduleOperations(self.schedules, changes).operations()
+        sender, bytes_max = self._parts.sender, self.config.pop.message_bytes_max
+        yield from DelayedOperations(self.delayed, self._listing, sender, reader, store, changes).operations()
+        yield from PublishOperations(sender, self.retained, store, changes, bytes_max).operations()
 
     def _install_snapshot(self) -> None:
         position = install_snapshot(self.config.data_dir)

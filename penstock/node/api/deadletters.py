@@ -187,7 +187,7 @@ class DeadLetterOperations:
         return DeadLetterShown(
             message_id=message_id(letter.position),
             filter=self._letters.filter_of(letter),
-            topic=self._reader.topic_at(letter.position, letter.size),
+            topic=self._reader.head_at(letter.position, letter.size)[0],
             reason=letter.reason.name.lower(),
             detail=letter.detail,
             attempts=letter.attempts,

@@ -19,6 +19,7 @@ from penstock.store.record import (
     RECORD_BYTES_MAX,
     Kind,
     checksum,
+    store_ms_of,
     topic_of,
 )
 from penstock.store.store import Store
@@ -29,7 +30,7 @@ BODY_BYTES_SHOWN: Final = 64 * KIB
 READ_BYTES: Final = 256 * KIB
 """Bytes of a record that are read and checked in one slice."""
 
-TOPIC_GUESS_BYTES: Final = 512
+HEAD_GUESS_BYTES: Final = 512
 """Bytes of a record that are read for its topic, which mostly is among them."""
 
 
@@ -115,16 +116,20 @@ class MessageReader:
         copy = store.copies.where(position)
         return None if copy is None else copy + COPY_BYTES
 
-    def topic_at(self, position: int, size: int) -> str:
-        """Return the topic of a message, given the size of its record; empty if it can't be read.
+    def head_at(self, position: int, size: int) -> tuple[str, int]:
+        """Return the topic of a message, and when it was stored, given the size of its record; "" and 0 if it can't be read.
 
         The checksum is not verified, because that takes a read of the whole record.
         """
+        if position >= self._store.log.written:
+            self._store.commit()
         try:
-            data = self._store.read(position, min(size, TOPIC_GUESS_BYTES))
+            data = self._store.read(position, min(size, HEAD_GUESS_BYTES))
             end = HEADER_BYTES + int.from_bytes(data[LENGTHS_AT : LENGTHS_AT + 2], "little")
             if end > len(data):
                 data = self._store.read(position, min(size, end))
         except PositionUnknown:
-            return ""
-        return topic_of(data).decode(errors="replace") if data[KIND_AT] == Kind.MESSAGE else ""
+            return "", 0
+        if data[KIND_AT] != Kind.MESSAGE:
+            return "", 0
+        return topic_of(data).decode(errors="replace"), store_ms_of(data)
