@@ -54,8 +54,10 @@ def _taken(described: dict[str, Any]) -> Iterator[str]:
         yield ", ".join(names)
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """Return the type that a schema describes, with a link if it has a name."""
+def _kind(schema: dict[str, Any] | bool) -> str:
+    """Return the type that a schema describes, with a link if it has a name. The schema True stands for anything."""
+    if isinstance(schema, bool):
+        return "any"
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

@@ -35,13 +35,13 @@ from penstock.node.api.groups import GroupOperations
 from penstock.node.api.messagereader import MessageReader
 from penstock.node.api.messages import MessageOperations
 from penstock.node.api.operation import Operation
-from penstock.node.api.retained import RetainedOperations
 from penstock.node.api.publishing import PublishOperations
+from penstock.node.api.retained import RetainedOperations
 from penstock.node.api.schedules import ScheduleOperations
 from penstock.node.api.sessions import SessionOperations
 from penstock.node.api.subscriptions import SubscriptionOperations
-from penstock.node.api.topics import TopicOperations
 from penstock.node.api.timers import DelayedOperations
+from penstock.node.api.topics import TopicOperations
 from penstock.node.api.transactions import TransactionOperations
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
