@@ -26,6 +26,7 @@ from penstock.node.adminaccess import AdminAccess, AdminRefused
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.api.dispatch import BODY_BYTES_MAX, SUBJECT, AdminApi, answered, role_of
+from penstock.node.api.operation import LINE_BYTES_MAX
 from penstock.node.errors import AdminUnavailable
 from penstock.node.metrics.exposition import exposition
 from penstock.store.errors import TopicInvalid
@@ -125,7 +126,9 @@ class Admin:
             ]
         )
         # No access log, because scrapes and probes arrive every few seconds.
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, logger=_failures)
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=SHUTDOWN_S, logger=_failures, max_line_size=LINE_BYTES_MAX
+        )
         await runner.setup()
         server = runner.server
         assert server is not None

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from penstock.access.subject import Subject
 from penstock.node.api.dispatch import BODY_BYTES_MAX, SUBJECT, AdminApi
-from penstock.node.api.operation import ApiRole
+from penstock.node.api.operation import LINE_BYTES_MAX, ApiRole
 from penstock.node.controladdress import SOCKET, address_of
 from penstock.node.errors import ControlRefused
 
@@ -62,7 +62,9 @@ class Control:
         app.add_routes(self._api.routes() if self._api is not None else ())
         for (method, path), handler in self._routes.items():
             app.router.add_route(method, path, handler)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True, max_line_size=LINE_BYTES_MAX
+        )
         await runner.setup()
         try:
             await _ControlSite(runner, _bind(self._data_dir)).start()

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
+import structlog
 from aiohttp import hdrs, web
 
 from penstock.access.audit import Audit
@@ -14,6 +15,8 @@ from penstock.access.subject import Subject
 from penstock.node.api.openapi import PREFIX, document
 from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation
 from penstock.store.errors import DiskFull, LimitExceeded
+
+logger = structlog.get_logger("node")
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of a body. A batch of messages is the largest."""
@@ -66,6 +69,10 @@ class AdminApi:
                 return self._refuse(operation, call, error)
             except (DiskFull, LimitExceeded) as error:
                 return self._refuse(operation, call, ApiError(HTTPStatus.CONFLICT, str(error)))
+            except Exception:
+                logger.exception("api.failed", operation=operation.id)
+                why = "the node has failed to serve this, which is a defect of Penstock; its log has the details"
+                return self._refuse(operation, call, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, why))
             if not operation.is_safe and not operation.writes_audit:
                 self._audit.note("changed", call.subject, over="admin", what=operation.id, **{**call.path, **call.noted})
             version = getattr(answer, "version", "")

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 LIMIT_MAX: Final = 1_000
 """Items of one page."""
 
-CURSOR_CHARS_MAX: Final = 2_000
-"""Characters of a cursor, which may hold a topic or a client id in hexadecimal digits or as it is."""
+NUMBER_MAX: Final = 2**53
+"""The largest integer that all readers of JSON hold exactly."""
+
+NAME_CHARS_MAX: Final = 65_535
+"""Characters of a topic, a filter or a client id. MQTT has no longer ones."""
+
+LINE_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of the first line of a request, in which a name has up to twelve for each character."""
 
 SLICE_S: Final = 0.001
 """Seconds that a request works at a time. The loop serves clients in between."""
@@ -86,7 +92,7 @@ class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX, description="Maximum number of items.")] = 100
     after: Annotated[
-        str, msgspec.Meta(max_length=CURSOR_CHARS_MAX, description="`next` of the page before; empty for the first page.")
+        str, msgspec.Meta(max_length=NAME_CHARS_MAX, description="`next` of the page before; empty for the first page.")
     ] = ""
 
 

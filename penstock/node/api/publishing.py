@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
-from binascii import Error as Base64Error
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -13,7 +12,7 @@ import msgspec
 
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.node.api.changes import DurableChanges, causer_of
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation
+from penstock.node.api.operation import NUMBER_MAX, ApiCall, ApiError, ApiRole, Operation
 from penstock.pop.core.sender import Refusal, Sender, SendRefused, check_properties, message_id
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError
 from penstock.store.properties import Properties, encode_properties, tag_hash
@@ -47,9 +46,11 @@ class MessageToPublish(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     properties: Annotated[dict[str, str], msgspec.Meta(description="User properties.")] = {}
     tag: str = ""
     message_group: str = ""
-    delay_ms: Annotated[int, msgspec.Meta(ge=0, description="It is delivered so much later; 0 for at once.")] = 0
-    deliver_at_ms: Annotated[int, msgspec.Meta(ge=0, description="When it is delivered; 0 for at once.")] = 0
-    expire_after_ms: Annotated[int, msgspec.Meta(ge=0, description="It expires so long after it is sent; 0 for never.")] = 0
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="It is delivered so much later; 0 for at once.")] = 0
+    deliver_at_ms: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="When it is delivered; 0 for at once.")] = 0
+    expire_after_ms: Annotated[
+        int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="It expires so long after it is sent; 0 for never.")
+    ] = 0
     content_type: str | None = None
     response_topic: str | None = None
     deduplication_id: Annotated[str, msgspec.Meta(description="The node stores one message of a topic and id.")] = ""
@@ -141,7 +142,7 @@ class PublishOperations:
         """Store a message. Raises SendRefused, StoreError."""
         try:
             body = b64decode(message.body_base64, validate=True)
-        except Base64Error as error:
+        except ValueError as error:
             raise SendRefused(Refusal.INVALID_PROPERTY, f"body_base64 is not base64: {error}") from error
         properties = self._properties(message)
         if message.retain:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
-from binascii import Error as Base64Error
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from penstock.node.api.changes import DurableChanges, causer_of, version_of
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
+from penstock.node.api.operation import NUMBER_MAX, ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
 from penstock.pop.core.sender import check_properties, message_id
 from penstock.store.properties import Properties
 from penstock.timer.schedule import GRACE_MS, ScheduleDefinition
@@ -42,18 +41,22 @@ class SchedulePageQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
 class ScheduleRule(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """When a schedule occurs. Exactly one of `every_ms`, `cron` and `rrule` must be given."""
 
-    every_ms: int = 0
+    every_ms: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] = 0
     cron: str = ""
     rrule: Annotated[str, msgspec.Meta(description="A recurrence rule of iCalendar (RFC 5545).")] = ""
     zone: Annotated[str, msgspec.Meta(description="Time zone of `cron` and `rrule`, by its name in the IANA database.")] = "UTC"
-    start_ms: Annotated[int, msgspec.Meta(description="Nothing occurs before; 0 for now.")] = 0
-    end_ms: Annotated[int, msgspec.Meta(description="Nothing occurs after; 0 for no end.")] = 0
-    count: Annotated[int, msgspec.Meta(description="It ends when it has sent so many messages; 0 for no end.")] = 0
+    start_ms: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="Nothing occurs before; 0 for now.")] = 0
+    end_ms: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="Nothing occurs after; 0 for no end.")] = 0
+    count: Annotated[
+        int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="It ends when it has sent so many messages; 0 for no end.")
+    ] = 0
     missed: Annotated[
         Literal["skip", "once", "all", "latest"],
         msgspec.Meta(description="Which messages are sent for occurrences that the node has missed."),
     ] = "skip"
-    grace_ms: Annotated[int, msgspec.Meta(description="An occurrence that is so late counts as missed.")] = GRACE_MS
+    grace_ms: Annotated[
+        int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="An occurrence that is so late counts as missed.")
+    ] = GRACE_MS
 
 
 class ScheduleSource(ScheduleRule, forbid_unknown_fields=True, kw_only=True):
@@ -66,7 +69,9 @@ class ScheduleSource(ScheduleRule, forbid_unknown_fields=True, kw_only=True):
     tag: str = ""
     message_group: str = ""
     content_type: str = ""
-    expire_after_ms: Annotated[int, msgspec.Meta(description="Its messages expire so long after they are sent; 0: never.")] = 0
+    expire_after_ms: Annotated[
+        int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="Its messages expire so long after they are sent; 0: never.")
+    ] = 0
 
 
 class ScheduleListed(msgspec.Struct, kw_only=True):
@@ -288,7 +293,7 @@ def _definition(name: str, asked: ScheduleSource) -> ScheduleDefinition:
     """Return the definition in a request. Raises ApiError."""
     try:
         body = b64decode(asked.body_base64, validate=True)
-    except Base64Error as error:
+    except ValueError as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"body_base64 is not base64: {error}") from error
     values: dict[str, Any] = {each: getattr(asked, each) for each in (*_RULE, *_MESSAGE)}
     return ScheduleDefinition(name=name, body=body, properties=sorted(asked.properties.items()), **values)

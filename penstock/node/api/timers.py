@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.node.api.changes import DurableChanges, causer_of, refusals
 from penstock.node.api.messagereader import MessageRead, MessageReader
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
+from penstock.node.api.operation import NUMBER_MAX, ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
 from penstock.pop.core.sender import Sender, message_id
 from penstock.pop.grpc.requests import position_of
 from penstock.pop.grpc.timerservicer import CANCELLED_AT_ONCE
@@ -35,8 +35,10 @@ class DelayedQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
 
     filter: Annotated[str, msgspec.Meta(description="Their topics match this topic filter.")] = "#"
     key: Annotated[str, msgspec.Meta(description="They have this key; empty: with any key or none.")] = ""
-    from_ms: Annotated[int, msgspec.Meta(ge=0, description="They are due at this time or later.")] = 0
-    before_ms: Annotated[int, msgspec.Meta(ge=0, description="They are due before this time; 0 for no bound.")] = 0
+    from_ms: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="They are due at this time or later.")] = 0
+    before_ms: Annotated[
+        int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="They are due before this time; 0 for no bound.")
+    ] = 0
     user: Annotated[str, msgspec.Meta(description="This user has sent them; empty: anybody has.")] = ""
     client_id: Annotated[str, msgspec.Meta(description="This client has sent them; empty: anybody has.")] = ""
 
@@ -79,8 +81,8 @@ class DelayedCancelled(msgspec.Struct):
 class DelayedTime(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """When a delayed message is to be delivered. Exactly one of the fields must be given."""
 
-    deliver_at_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    delay_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    deliver_at_ms: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)] | None = None
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | None = None
 
 
 class DelayedOperations:
