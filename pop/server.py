@@ -143,7 +143,8 @@ class PopServer:
         if self._rocketmq is not None:
             access.on_change.append(self._renew_rights)
         connections_max = connections_max or options.connections_max
-        self._certificates: ServerCertificates | None = None
+        self.certificates: ServerCertificates | None = None
+        """The certificates, if the listener speaks TLS and has started."""
         self._front = None
         if options.tls_optional and options.client_ca_file:
             raise OptionInvalid("pop.tls_optional", True, "false where pop.client_ca_file is set")
@@ -194,14 +195,14 @@ class PopServer:
         options = self._options
         port = options.listen.port
         if options.certificate_file or options.tls_optional:
-            self._certificates = server_certificates(options)
+            self.certificates = server_certificates(options)
         try:
             if self._relay_dir is not None:
                 self._relayed = self._serve_relayed(self._relay_dir)
             if self._front is not None:
-                if self._certificates is not None:
-                    self._server.add_secure_port(self._front.inner("tls"), self._credentials(self._certificates))
-                if self._certificates is None or options.tls_optional:
+                if self.certificates is not None:
+                    self._server.add_secure_port(self._front.inner("tls"), self._credentials(self.certificates))
+                if self.certificates is None or options.tls_optional:
                     self._server.add_insecure_port(self._front.inner("plain"))
                 await self._server.start()
                 port = await self._front.start()
@@ -209,8 +210,8 @@ class PopServer:
                 # gRPC gets numbers, because it takes some names for other kinds of address, such as `unix`.
                 for host in resolved(options.listen):
                     address = str(HostPort(host, port))  # port 0 becomes the same free port for all addresses
-                    if self._certificates is not None:
-                        port = self._server.add_secure_port(address, self._credentials(self._certificates))
+                    if self.certificates is not None:
+                        port = self._server.add_secure_port(address, self._credentials(self.certificates))
                     else:
                         port = self._server.add_insecure_port(address)
         except (RuntimeError, OSError) as error:
@@ -225,8 +226,8 @@ class PopServer:
             await self._server.start()
         if self._rocketmq is not None:
             self._rocketmq.start(HostPort(options.listen.host, port))
-        if self._certificates is not None:
-            self._certificates.watch(asyncio.get_running_loop())
+        if self.certificates is not None:
+            self.certificates.watch(asyncio.get_running_loop())
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -235,10 +236,10 @@ class PopServer:
         return credentials(certificates, has_roots=bool(self._options.client_ca_file))
 
     def _serve_relayed(self, directory: Path) -> RelayedCallers:
-        has_plain = self._certificates is None or self._options.tls_optional
-        relayed = RelayedCallers(directory, has_tls=self._certificates is not None, has_plain=has_plain)
-        if self._certificates is not None:
-            self._server.add_secure_port(relayed.address(TLS), self._credentials(self._certificates))
+        has_plain = self.certificates is None or self._options.tls_optional
+        relayed = RelayedCallers(directory, has_tls=self.certificates is not None, has_plain=has_plain)
+        if self.certificates is not None:
+            self._server.add_secure_port(relayed.address(TLS), self._credentials(self.certificates))
         if has_plain:
             self._server.add_insecure_port(relayed.address(PLAIN))
         return relayed
@@ -251,8 +252,8 @@ class PopServer:
 
     def reload(self) -> None:
         """Read the certificates again."""
-        if self._certificates is not None:
-            self._certificates.reload()
+        if self.certificates is not None:
+            self.certificates.reload()
 
     def disconnect(self, kind: Kind, name: str) -> int:
         """End the calls and streams of a user, a RocketMQ client id, or an address or network; return how many there were."""
@@ -260,8 +261,8 @@ class PopServer:
 
     async def stop(self) -> None:
         """Accept no more calls, let those under way end, and close the listener."""
-        if self._certificates is not None:
-            self._certificates.close()
+        if self.certificates is not None:
+            self.certificates.close()
         await self._health.enter_graceful_shutdown()
         if self._rocketmq is not None:
             self._rocketmq.stop()

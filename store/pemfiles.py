@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from cryptography import x509
+
 CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 KEY = b"PRIVATE KEY-----"
 ENCRYPTED = b"ENCRYPTED"
@@ -28,6 +30,19 @@ def load_certificate(context: ssl.SSLContext, certificate: str | Path, key: str 
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         raise OSError(_problem(certificate, content, key, secret, error)) from error
+
+
+def expiry_s(certificate: str | Path) -> float:
+    """Return when the first of the certificates in a file expires, in seconds since 1970.
+
+    Raises:
+        OSError: the file can't be read, or a certificate in it can't be understood.
+    """
+    try:
+        chain = x509.load_pem_x509_certificates(Path(certificate).read_bytes())
+    except ValueError as error:
+        raise OSError(_unusable(certificate, f"nobody can tell when its certificate expires ({error})")) from error
+    return min(each.not_valid_after_utc for each in chain).timestamp()
 
 
 def load_roots(context: ssl.SSLContext, roots: str | Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 import structlog
+
+from penstock.store.pemfiles import expiry_s
 
 logger = structlog.get_logger("store")
 
@@ -30,13 +33,15 @@ class WatchedFiles(Generic[Content]):
     """
 
     def __init__(self, listener: str, paths: Sequence[str], load: Callable[[], Content]) -> None:
-        self._listener = listener
+        self.listener = listener
         self._paths = tuple(path for path in paths if path)
         self._load = load
         self._timer: asyncio.TimerHandle | None = None
         self._seen = self._look()
         self.content = load()
         """The content that is in force."""
+        self.expires_s = self._expiry_s()
+        """When the certificate in force, or one of its chain, expires, in seconds since 1970; infinite if nobody can tell."""
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read the files again whenever one was replaced, until `close`."""
@@ -56,11 +61,11 @@ class WatchedFiles(Generic[Content]):
             return
         try:
             self._seen = self._look()
-            self.content = self._load()
+            self.content, self.expires_s = self._load(), self._expiry_s()
         except OSError as error:
-            logger.error("tls.reload_failed", listener=self._listener, why=str(error))
+            logger.error("tls.reload_failed", listener=self.listener, why=str(error))
         else:
-            logger.info("tls.reloaded", listener=self._listener, certificate=self._paths[0])
+            logger.info("tls.reloaded", listener=self.listener, certificate=self._paths[0])
 
     def changed(self) -> bool:
         """Return whether a file was replaced since it was read. A missing file does not count: it is about to appear."""
@@ -68,6 +73,15 @@ class WatchedFiles(Generic[Content]):
             return self._look() != self._seen
         except OSError:
             return False
+
+    def _expiry_s(self) -> float:
+        if not self._paths:
+            return math.inf
+        try:
+            return expiry_s(self._paths[0])
+        except OSError as error:  # OpenSSL has accepted it, and clients may, too
+            logger.warning("tls.expiry_unknown", listener=self.listener, why=str(error))
+            return math.inf
 
     def _look(self) -> tuple[tuple[int, int, int], ...]:
         """Return inode, size and time of change of each file. Raises OSError if one is missing."""

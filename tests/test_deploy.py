@@ -160,6 +160,14 @@ def group(visible: int, waiting: int) -> dict[str, str]:
     return {f"penstock_pop_group_{name}{{{GROUP}}}": f"{value}x60" for name, value in figures.items()}
 
 
+def backed_up(last: str, started: str) -> dict[str, str]:
+    """Return the series of a node: when its last backup was, and when it was started. The rules see times from 0 on."""
+    return {
+        f"penstock_backup_last_success_timestamp_seconds{{{NODE}}}": last,
+        f"process_start_time_seconds{{{NODE}}}": started,
+    }
+
+
 def role(instance: str, leading: str) -> dict[str, str]:
     """Return the series that says whether a replica leads."""
     return {f'penstock_replication_role{{job="penstock",instance="{instance}",cluster="prod",role="leading"}}': leading}
@@ -211,6 +219,20 @@ ALERTS: list[tuple[str, dict[str, str], dict[str, bool]]] = [
         },
         {"10m": False, "20m": True},
     ),
+    (
+        "PenstockCertificateExpires",
+        {f'penstock_certificate_expires_timestamp_seconds{{{NODE},listener="pop"}}': "1209900x30"},
+        {"12m": False, "20m": True},
+    ),
+    (
+        "PenstockCertificateExpired",
+        {f'penstock_certificate_expires_timestamp_seconds{{{NODE},listener="pop"}}': "86700x30"},
+        {"4m": False, "6m": True},
+    ),
+    ("PenstockBackupOld", backed_up("-172500x30", "-1e6x30"), {"12m": False, "20m": True}),
+    ("PenstockBackupOld", backed_up("0x30", "-1e6x30"), {"20m": False}),
+    ("PenstockBackupMissing", backed_up("0x30", "-86100x30"), {"12m": False, "20m": True}),
+    ("PenstockBackupMissing", backed_up("-172500x30", "-1e6x30"), {"20m": False}),
     ("PenstockNoLeader", {**role("a", "1x5 0x20"), **role("b", "0x20")}, {"4m": False, "10m": True}),
     ("PenstockNoLeader", {**role("a", "1x5 0x20"), **role("b", "0x5 1x20")}, {"4m": False, "10m": False}),
     ("PenstockNotCommitting", committed("1000x60"), {"1m": False, "10m": True}),

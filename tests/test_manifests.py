@@ -118,7 +118,7 @@ def test_the_selectors_find_the_pod() -> None:
 def test_the_node_has_time_to_end_in_order() -> None:
     command = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert command[0] == "sleep"
-    assert pod()["terminationGracePeriodSeconds"] >= int(command[1]) + 60
+    assert pod()["terminationGracePeriodSeconds"] >= int(command[1]) + options().drain_ms / 1000 + 60
 
 
 @pytest.mark.parametrize("version", VERSIONS)

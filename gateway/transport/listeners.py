@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.gateway.transport.websocket import WebSocket
+from penstock.store.watchedfiles import WatchedFiles
 
 if TYPE_CHECKING:
     from penstock.gateway.connection.connection import Connection
@@ -101,24 +103,26 @@ class Listeners:
         except BaseException:
             self.close()
             raise
-        for listener in self._listeners:
-            if listener.certificates is not None:
-                listener.certificates.watch(loop)
+        for certificates in self.certificates():
+            certificates.watch(loop)
 
     def close(self) -> None:
         """Stop accepting. Open connections stay."""
         for listener in self._listeners:
             listener.close()
-            if listener.certificates is not None:
-                listener.certificates.close()
+        for certificates in self.certificates():
+            certificates.close()
 
     async def end_handshakes(self) -> None:
         """Close every socket that is still in its handshake."""
         for handshakes in self._handshakes:
             await handshakes.end_all()
 
+    def certificates(self) -> Iterator[WatchedFiles[ssl.SSLContext]]:
+        """Yield the certificates of the listeners that speak TLS and have started."""
+        return (listener.certificates for listener in self._listeners if listener.certificates is not None)
+
     def reload(self) -> None:
         """Read all certificates again."""
-        for listener in self._listeners:
-            if listener.certificates is not None:
-                listener.certificates.reload()
+        for certificates in self.certificates():
+            certificates.reload()

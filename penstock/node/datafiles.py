@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock.access import bans
 from penstock.access.errors import AccessInvalid
 from penstock.cluster import bootstrap, replicafile
+from penstock.node import lastbackup
 from penstock.node.controladdress import SOCKET
 from penstock.node.errors import ConfigError
 from penstock.node.lock import LOCK_NAME, RESTORING
@@ -43,6 +44,7 @@ KNOWN = frozenset(
         timekeeping.FILE,
         bootstrap.DIRECTORY,
         replicafile.FILE,
+        lastbackup.FILE,
         relayed.PLAIN,
         relayed.TLS,
         LOCK_NAME,
@@ -115,6 +117,7 @@ def check_files(data_dir: Path, *, files: Files = SYSTEM_FILES) -> list[FileProb
         *_secret(data_dir, files),
         *_bans(data_dir, files),
         *_mark(data_dir, files),
+        *_last_backup(data_dir, files),
         *_snapshots(data_dir, files),
         *_others(data_dir, files),
     ]
@@ -171,6 +174,14 @@ def _mark(data_dir: Path, files: Files) -> Iterator[FileProblem]:
             "began, so segments that are missing at its beginning or end go unnoticed: compare the folder commitlog with a "
             "backup.",
         )
+
+
+def _last_backup(data_dir: Path, files: Files) -> Iterator[FileProblem]:
+    try:
+        lastbackup.read_last_backup(data_dir, files)
+    except (OSError, ValueError) as error:
+        effect = "The node does not know when the last backup was, until the next one replaces the file."
+        yield FileProblem(lastbackup.FILE, f"can't be used: {error}", effect)
 
 
 def _snapshots(data_dir: Path, files: Files) -> Iterator[FileProblem]:

@@ -23,6 +23,7 @@ from penstock.access import bans
 from penstock.node.control import Routes
 from penstock.node.controladdress import HOLD
 from penstock.node.errors import ControlRefused
+from penstock.node.lastbackup import read_last_backup, write_last_backup
 from penstock.store.errors import IndexDamaged
 from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
 from penstock.store.index.index import CHECKPOINT, Index
@@ -95,6 +96,8 @@ class Holding:
         self._grant: Grant | None = None
         self._last_why = "it was started anew"
         """Why the last hold has ended early."""
+        self.last_backup_ms = self._read_last_backup()
+        """When the last backup was complete, in ms since 1970; 0 if none is known."""
 
     def routes(self) -> Routes:
         """Return the routes for the control socket."""
@@ -122,6 +125,7 @@ class Holding:
 
     async def _confirm(self, request: web.Request) -> web.Response:
         self.confirm(request.query.get("id", ""))
+        await self.note_backup()
         return web.Response(body=b"{}", content_type="application/json")
 
     def begin(self) -> Grant:
@@ -137,6 +141,22 @@ class Holding:
         """Raise ControlRefused unless the hold of this id has lasted until now."""
         if self._grant is None or grant_id != self._grant.id:
             raise ControlRefused(f"the node did not hold its files all the time: {self._last_why}")
+
+    async def note_backup(self) -> None:
+        """Note that a backup is complete now: the command has copied everything, and the hold has lasted."""
+        completed_ms = self.last_backup_ms = self._store.now_ms()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, write_last_backup, self._data_dir, completed_ms, self._files)
+        except OSError as error:  # the backup is good all the same
+            logger.warning("backup.not_noted", why=str(error))
+
+    def _read_last_backup(self) -> int:
+        try:
+            return read_last_backup(self._data_dir, self._files)
+        except (OSError, ValueError) as error:  # the next backup replaces the file
+            logger.warning("backup.last_unknown", why=str(error))
+            return 0
 
     async def take(self, grant: Grant) -> Hold:
         """Copy the index and the bans, and return what is held once that is durable. Raises ControlRefused."""

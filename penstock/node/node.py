@@ -57,6 +57,8 @@ from penstock.node.keysets import KeySetFetcher
 from penstock.node.lock import DataDirLock
 from penstock.node.looplag import LoopLag
 from penstock.node.metrics.access import AccessCollector
+from penstock.node.metrics.backup import BackupCollector
+from penstock.node.metrics.certificates import CertificateCollector
 from penstock.node.metrics.exposition import registry_of
 from penstock.node.metrics.grouptotals import GroupTotaller
 from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageCollector, MqttProtectionCollector
@@ -87,6 +89,7 @@ from penstock.store.files import FULL, SYSTEM_FILES, make_directory
 from penstock.store.options import OFF, HostPort
 from penstock.store.recovery.recovery import Recovery
 from penstock.store.space.ballast import release_ballast
+from penstock.store.watchedfiles import WatchedFiles
 from penstock.timer.listing import TimerListing
 from penstock.tracing.exporter import SpanExporter
 from penstock.tracing.traces import Traces
@@ -190,6 +193,7 @@ class Node:
         self.tables = TableWriting(self.store, config.data_dir, config.tables, clock) if writes_tables else None
         self._loop_lag = LoopLag()
         self._totaller = GroupTotaller(self.pop, self.store)
+        self._holding = Holding(self.store, config.data_dir)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._traffic = TrafficSample(self.store)
@@ -209,7 +213,6 @@ class Node:
             self.descriptors.admin,
         )
         self._key_sets = KeySetFetcher(self.access, config.access.jwt.url, config.access.jwt.jwks_refresh_s)
-        self._holding = Holding(self.store, config.data_dir)
         self._control = Control(
             config.data_dir,
             {
@@ -525,6 +528,8 @@ class Node:
             ScheduleCollector(self.schedules),
             AccessCollector(self.access),
             QuotaCollector(self.store.ledger),
+            BackupCollector(self._holding),
+            CertificateCollector(self._certificates),
             DescriptorCollector(self.descriptors, lambda: self._admin.closed_early),
             PopCollector(
                 self.pop,
@@ -541,6 +546,12 @@ class Node:
             *tracing,
             *self._replication_collectors(),
         )
+
+    def _certificates(self) -> Iterator[WatchedFiles[Any]]:
+        """Yield the certificates of the listeners for clients that have started."""
+        yield from self.gateway.listeners.certificates()
+        if self._pop_server.certificates is not None:
+            yield self._pop_server.certificates
 
     def _replication_collectors(self) -> list[Collector]:
         relaying = self._relaying

@@ -25,6 +25,7 @@ from penstock.backup.verify import verify
 from penstock.cli.repair_log import repair_log
 from penstock.node.datafiles import check_files
 from penstock.node.errors import ControlRefused
+from penstock.node.lastbackup import read_last_backup
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.node.node import Node
 from penstock.pop.core.settings import DEFAULTS
@@ -78,6 +79,8 @@ async def test_a_backup_of_a_running_node_has_what_was_durable(data_dir: Path, d
         summary = await make_backup_beside(node, directory)
         await fill(node, 300, 100)
         assert summary.durable <= node.store.durable_position
+        noted = node.registry.get_sample_value("penstock_backup_last_success_timestamp_seconds")
+        assert noted == read_last_backup(data_dir, SYSTEM_FILES) / 1000 > 0
     restore(directory, tmp_path / "restored")
     assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(300), 1)
     async with running(tmp_path / "restored") as again:

@@ -19,6 +19,7 @@ from penstock.gateway.options import AccessOptions
 from penstock.gateway.transport.certificates import certificates_of
 from penstock.gateway.transport.peer import username_of
 from penstock.store.options import OptionInvalid
+from penstock.store.pemfiles import expiry_s
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect
@@ -240,6 +241,8 @@ async def test_a_replaced_certificate_is_served_without_a_restart_and_connection
     async with asyncio.timeout(ANSWER_S_MAX):
         await renewed()
     assert await before.drained() == []
+    shown = broker.node.registry.get_sample_value("penstock_certificate_expires_timestamp_seconds", {"listener": "tls"})
+    assert shown == expiry_s(authority.certificate)
 
 
 async def test_a_bad_certificate_is_logged_and_the_previous_one_stays_in_use(start_broker: StartBroker, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_a_new_secret_is_announced_and_used(data_dir: Path) -> None:
     [
         (lambda data_dir: (data_dir / "secret").unlink(), "secret", "is missing"),
         (shorten("synced", 10), "synced", "can't be used: it has 10 bytes"),
+        (lambda data_dir: (data_dir / "last_backup").write_text("{}"), "last_backup", "can't be used: completed_ms is None"),
         (lambda data_dir: (data_dir / "snapshots" / "1.partial").touch(), "snapshots/1.partial", "is half written"),
         (lambda data_dir: (data_dir / "commitlog" / "1.fresh").touch(), "commitlog/1.fresh", "is half written"),
         (lambda data_dir: (data_dir / "commitlog" / "notes").touch(), "commitlog/notes", "is unknown"),

@@ -27,6 +27,7 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
 from penstock.pop.rocketmq.stubs import SERVICE
+from penstock.store.pemfiles import expiry_s
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.waiting import WAIT_S_MAX
 
@@ -510,6 +511,8 @@ async def test_a_certificate_that_is_replaced_counts_after_a_reload_and_one_that
             with structlog.testing.capture_logs() as logs:
                 node._server.reload()  # the key is that of the old one
             assert [each["event"] for each in logs] == ["tls.reload_failed"]
+            assert node._server.certificates is not None
+            assert node._server.certificates.expires_s == expiry_s(made), "the certificate that is in force counts"
             assert f"{served_key} can't be used for TLS: the key is not that of the certificate in {served}" in logs[0]["why"]
             assert await shown() == is_of(made)
             served_key.write_bytes(other_key.read_bytes())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from penstock.store.pemfiles import load_certificate, load_roots
+from penstock.store.pemfiles import expiry_s, load_certificate, load_roots
 
 DAMAGED = "-----BEGIN CERTIFICATE-----\nbm8=\n-----END CERTIFICATE-----\n"
 
@@ -77,3 +78,14 @@ def test_roots_that_are_none_are_named(tmp_path: Path, text: str, why: str) -> N
 def test_a_missing_file_is_named(files: Files, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no\.key"):
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.certificate, tmp_path / "no.key")
+
+
+def test_a_chain_expires_with_its_first_certificate(tmp_path: Path) -> None:
+    later, sooner = (datetime.now(UTC).replace(microsecond=0) + timedelta(days=days) for days in (20, 10))
+    chain = [trustme.CA().issue_cert("localhost", not_after=each).cert_chain_pems[0].bytes() for each in (later, sooner)]
+    path = tmp_path / "chain.pem"
+    path.write_bytes(b"".join(chain))
+    assert expiry_s(path) == sooner.timestamp()
+    path.write_text(DAMAGED)
+    with pytest.raises(OSError, match="nobody can tell when its certificate expires"):
+        expiry_s(path)
