@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -283,7 +284,16 @@ def _address_filter(text: str) -> Callable[[str], bool]:
     if "/" not in name:
         return name.__eq__
     network = ip_network(name)
-    return lambda host: bool(host) and ip_address(host) in network
+    family = AF_INET if network.version == 4 else AF_INET6
+    first, mask = int(network.network_address), int(network.netmask)
+
+    def is_within(host: str) -> bool:
+        try:  # several times faster than an `ip_address`, of which a search would need one for each client
+            return int.from_bytes(inet_pton(family, host)) & mask == first
+        except OSError:  # it is of the other family, or a Unix socket
+            return False
+
+    return is_within
 
 
 def _tls(peer: Peer) -> TlsShown | None:

@@ -71,7 +71,7 @@ class RetainedInDetail(RetainedShown, kw_only=True):
     qos: int
     content_type: str
     response_topic: str
-    properties: Annotated[list[tuple[str, str]], msgspec.Meta(description="User properties, in their order.")]
+    properties: Annotated[list[list[str]], msgspec.Meta(description="User properties in their order: name and value of each.")]
     body_bytes: Annotated[int, msgspec.Meta(description="Size of the whole body.")]
     body_base64: str
     is_cut: Annotated[bool, msgspec.Meta(description=f"Whether only the first {BODY_BYTES_SHOWN} bytes of the body are here.")]
@@ -172,7 +172,7 @@ class RetainedOperations:
             qos=record.flags & Flag.QOS_MASK,
             content_type=properties.content_type or "",
             response_topic=properties.response_topic or "",
-            properties=properties.user,
+            properties=[list(each) for each in properties.user],
             body_bytes=len(record.body),
             body_base64=b64encode(body).decode(),
             is_cut=len(body) < len(record.body),

@@ -18,10 +18,13 @@ READ_AT_ONCE: Final = 64
 Item = TypeVar("Item")
 Row = TypeVar("Row")
 
+Read = Callable[[str, int], Sequence[tuple[str, Item]]]
+"""Returns up to a number of things from a name on, in the order of the names, each with its name."""
+
 
 async def page_in_order(
     query: PageQuery,
-    read: Callable[[str, int], Sequence[tuple[str, Item]]],
+    read: Read[Item],
     row_of: Callable[[str, Item], Row | None],
     *,
     prefix: str = "",
@@ -33,10 +36,19 @@ async def page_in_order(
 
     Args:
         query: which page.
-        read: returns the names from one on, up to a number of them, in order, with the things. None come if none follow.
+        read: reads the things. Fewer may come than asked for although more follow; none come if none follow.
         row_of: returns what the page shows of a thing, or None if it is not listed.
         prefix: with which all names that are listed begin.
     """
+    page, cursor = await _page_in_order(query, read, row_of, prefix)
+    if len(page) > READ_AT_ONCE:
+        await asyncio.sleep(0)  # a long page is encoded in a turn of its own
+    return page, cursor
+
+
+async def _page_in_order(
+    query: PageQuery, read: Read[Item], row_of: Callable[[str, Item], Row | None], prefix: str
+) -> tuple[list[Row], str | None]:
     rows: list[Row] = []
     start = max(query.after + "\0", prefix) if query.after else prefix
     last = ""
