@@ -204,31 +204,44 @@ class StoredSession:
     @classmethod
     def from_row(cls, client_id: str, row: bytes) -> StoredSession:
         """Return the session that a row describes, without its subscriptions."""
-        found = cls.from_head(client_id, row)
-        *_, received, user_bytes = _HEAD.unpack_from(row)
+        found = cls(client_id)
+        flags, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
+        found.ends_ms, found.account, found.source, *will, found.last_packet_id, found.subscribed, received, user_bytes = rest
+        found.connected, found.curtailed = bool(flags & CONNECTED), bool(flags & CURTAILED)
+        stored_will = StoredWill(*will)
+        found.will = stored_will if stored_will.size else None
         at = _HEAD.size + user_bytes
+        found.user = row[_HEAD.size : at].decode()
         stop = at + received * _RECEIVED.size
         found.received = dict(_RECEIVED.iter_unpack(row[at:stop]))
         found.inflight = dict(decode_slots(row[stop:]))
         found.saved = found.rows()
         return found
 
-    @classmethod
-    def from_head(cls, client_id: str, row: bytes) -> StoredSession:
-        """Return the session that a row describes, without its subscriptions and its packet ids: for listings, which look at
-        many."""
-        found = cls(client_id)
-        flags, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
-        found.ends_ms, found.account, found.source, *will, found.last_packet_id, found.subscribed, _, user_bytes = rest
-        found.connected, found.curtailed = bool(flags & CONNECTED), bool(flags & CURTAILED)
-        stored_will = StoredWill(*will)
-        found.will = stored_will if stored_will.size else None
-        found.user = row[_HEAD.size : _HEAD.size + user_bytes].decode()
-        return found
-
     def rows(self) -> SavedRows:
         """Return which rows the index must have of this session, besides those of its subscriptions."""
         return NO_ROWS if self.gone else SavedRows(True, self.connected, self.due_ms, self.oldest, self.source)
+
+
+class SessionHead(NamedTuple):
+    """What a listing shows of a session: a small part of its row, because a search looks at many."""
+
+    client_id: str
+    user: str
+    expiry_s: int
+    ends_ms: int
+    has_will: bool
+
+    @classmethod
+    def of(cls, stored: StoredSession) -> SessionHead:
+        """Return the head of a session that is loaded."""
+        return cls(stored.client_id, stored.user, stored.expiry_s, stored.ends_ms, stored.will is not None)
+
+    @classmethod
+    def from_row(cls, client_id: str, row: bytes) -> SessionHead:
+        """Return the head of the session that a row describes."""
+        _, expiry_s, _, _, ends_ms, *_, will_bytes, _, _, _, user_bytes = _HEAD.unpack_from(row)
+        return cls(client_id, row[_HEAD.size : _HEAD.size + user_bytes].decode(), expiry_s, ends_ms, will_bytes > 0)
 
 
 class SavedRows(NamedTuple):

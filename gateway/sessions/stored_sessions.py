@@ -18,7 +18,7 @@ import orjson
 
 from penstock.gateway.sessions import rows
 from penstock.gateway.sessions.changes import Changes
-from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
+from penstock.gateway.sessions.stored_session import SessionHead, StoredSession, StoredWill
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
 from penstock.store.bodies import SESSIONS_ACKED_HEAD
 from penstock.store.index.index import Batch, Index
@@ -70,16 +70,19 @@ class StoredSessions:
         found = self._find(client_id)
         return None if found is None or found.gone else found
 
-    def at_or_after(self, start: str, count: int) -> list[tuple[str, StoredSession | None]]:
-        """Return up to `count` sessions from a client id on, in order, as of the last commit; none if none follow.
+    def at_or_after(self, start: str, count: int) -> list[tuple[str, SessionHead | None]]:
+        """Return up to `count` client ids with stored sessions from one on, in order, as of the last commit, with their heads.
 
-        They are without subscriptions and packet ids. None in place of a session says that it has ended since that commit.
+        None in place of a head says that the session has ended since. Only an empty answer means that none follow.
         """
-        listed: list[tuple[str, StoredSession | None]] = []
+        listed: list[tuple[str, SessionHead | None]] = []
         for key, row in islice(self._rows(rows.SESSION, start.encode()), count):
             client_id = key[len(rows.SESSION) :].decode()
-            session = self._loaded.get(client_id) or StoredSession.from_head(client_id, row)
-            listed.append((client_id, session if not session.gone else None))
+            loaded = self._loaded.get(client_id)
+            if loaded is None:
+                listed.append((client_id, SessionHead.from_row(client_id, row)))
+            else:
+                listed.append((client_id, SessionHead.of(loaded) if not loaded.gone else None))
         return listed
 
     def subscription(self, client_id: str, topic_filter: str) -> StoredSubscription | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
-from penstock.gateway.sessions.stored_session import StoredSession
+from penstock.gateway.sessions.stored_session import SessionHead, StoredSession
 from penstock.gateway.sessions.wills import WillOutcome
 from penstock.node.api.clients import WillShown, will_shown
 from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, check_leads, not_found
@@ -109,15 +109,15 @@ class SessionOperations:
         query: SessionQuery = call.query
         text = query.contains.casefold()
 
-        def row_of(client_id: str, session: StoredSession | None) -> SessionShown | None:
-            if session is None or (query.user and session.user != query.user):
+        def row_of(client_id: str, head: SessionHead | None) -> SessionShown | None:
+            if head is None or (query.user and head.user != query.user):
                 return None
-            if text and text not in client_id.casefold() and text not in session.user.casefold():
+            if text and text not in client_id.casefold() and text not in head.user.casefold():
                 return None
             is_connected = self._is_connected(client_id)
             if query.state != "all" and is_connected != (query.state == "connected"):
                 return None
-            return SessionShown(**_figures(session, is_connected=is_connected))
+            return SessionShown(**_figures(head, is_connected=is_connected))
 
         page = await page_in_order(query, self._sessions.at_or_after, row_of, prefix=query.prefix)
         return SessionList(*page, len(self._sessions))
@@ -128,7 +128,7 @@ class SessionOperations:
         stored = self._stored(client_id)
         connection = self._clients.get(client_id) if self._is_connected(client_id) else None
         session = connection.session if connection is not None else None
-        figures = _figures(stored, is_connected=session is not None)
+        figures = _figures(SessionHead.of(stored), is_connected=session is not None)
         details: dict[str, Any] = {
             "subscriptions": len(stored.subscriptions),
             "in_flight_out": len(session.inflight.slots if session is not None else stored.inflight),
@@ -174,13 +174,13 @@ class SessionOperations:
         return connection is not None and connection.connected
 
 
-def _figures(stored: StoredSession, *, is_connected: bool) -> dict[str, Any]:
+def _figures(head: SessionHead, *, is_connected: bool) -> dict[str, Any]:
     """Return the fields of a `SessionShown`."""
     return {
-        "client_id": stored.client_id,
-        "user": stored.user,
+        "client_id": head.client_id,
+        "user": head.user,
         "is_connected": is_connected,
-        "expiry_ms": stored.expiry_s * 1000,
-        "ends_ms": stored.ends_ms,
-        "has_will": stored.will is not None,
+        "expiry_ms": head.expiry_s * 1000,
+        "ends_ms": head.ends_ms,
+        "has_will": head.has_will,
     }

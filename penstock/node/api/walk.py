@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from penstock.node.api.operation import SLICE_S, PageQuery
 
-LOOKED_MAX: Final = 50_000
+LOOKED_MAX: Final = 20_000
 """Names that one request looks at. A page for which more would have to be looked at ends early, and has a cursor."""
 
 READ_AT_ONCE: Final = 64
