@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -34,12 +34,18 @@ from penstock.tracing.options import TracingOptions
 
 Options = TypeVar("Options")
 
+Origin = Literal["file", "variable", "argument", "default"]
+"""Where the value of an option came from. An argument is one of `penstock serve`, or of the caller of `load_config`."""
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+"""How severe an event of the node's own log is."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """The section `[log]`. The node writes its own log to stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = option(
+    level: LogLevel = option(
         "info",
         "Least severe events that the node logs.",
     )
@@ -75,6 +81,8 @@ class Config:
     tracing: TracingOptions = TracingOptions()
     replication: ReplicationOptions = ReplicationOptions()
     log: LogOptions = LogOptions()
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
+    """Where the values came from, by the full names of the options. Those that are not in it have their defaults."""
 
 
 def _sections(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -113,12 +121,15 @@ def load_config(
     values = dict(_flatten(_read_file(path))) if path else {}
     of_variables = read_variables(environment or {}, known, partial(describe_removed, sections=SECTIONS))
     of_caller = {name: value for name, value in (overrides or {}).items() if value is not None}
+    origins: dict[str, Origin] = dict.fromkeys(values, "file")
+    origins |= dict.fromkeys(of_variables, "variable")
+    origins |= dict.fromkeys(of_caller, "argument")
     values |= of_variables | of_caller
     for name in values:
         if name not in known:
             raise ConfigError(_unknown(name, [*known, *OPTION_SECTIONS], ALL_OPTIONS))
     try:
-        return _build(Config, values, "")
+        return replace(_build(Config, values, ""), origins=origins)
     except OptionInvalid as error:
         name, *element = error.name.split("[", 1)
         if name in of_variables and name not in of_caller:

@@ -16,10 +16,15 @@ from typing import Any, Final, TextIO
 import orjson
 import structlog
 
-from penstock.node.config import LogOptions
+from penstock.node.config import LogLevel, LogOptions
 from penstock.store.printable import printable
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS: Final[dict[LogLevel, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
 _GRPC: Final = "grpc._cython.cygrpc"
 """The logger of gRPC."""
@@ -63,6 +68,20 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
     )
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger(_GRPC).addFilter(_is_error)
+
+
+def log_level() -> LogLevel:
+    """Return the least severe level of the events that this process logs."""
+    level = logging.getLogger().getEffectiveLevel()
+    names: list[LogLevel] = [name for name, number in LEVELS.items() if number >= level]
+    return names[0] if names else "error"
+
+
+def set_log_level(name: LogLevel) -> None:
+    """Log the events of a level and of those above it from now on, until the next call of this or of `configure_logging`."""
+    level = LEVELS[name]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    logging.getLogger().setLevel(level)
 
 
 def _is_error(record: logging.LogRecord) -> bool:

@@ -32,13 +32,16 @@ from penstock.node.api.deliverystates import DeliveryStates
 from penstock.node.api.dispatch import AdminApi
 from penstock.node.api.drain import DrainOperations
 from penstock.node.api.groups import GroupOperations
+from penstock.node.api.loglevel import LogLevelOperations
 from penstock.node.api.messagereader import MessageReader
 from penstock.node.api.messages import MessageOperations
+from penstock.node.api.nodeoptions import NodeOptionOperations
 from penstock.node.api.operation import Operation
 from penstock.node.api.publishing import PublishOperations
 from penstock.node.api.retained import RetainedOperations
 from penstock.node.api.schedules import ScheduleOperations
 from penstock.node.api.sessions import SessionOperations
+from penstock.node.api.storage import StorageOperations
 from penstock.node.api.subscriptions import SubscriptionOperations
 from penstock.node.api.timers import DelayedOperations
 from penstock.node.api.topics import TopicOperations
@@ -252,6 +255,9 @@ class Node:
         yield from SessionOperations(gateway.clients, gateway.lifecycle, store).operations()
         yield from RetainedOperations(self.retained, store).operations()
         yield from TopicOperations(self._traffic, store.queues).operations()
+        yield from StorageOperations(store, self.tables).operations()
+        yield from NodeOptionOperations(self.config).operations()
+        yield from LogLevelOperations(self.config).operations()
         yield from self._message_operations()
 
     def _message_operations(self) -> Iterator[Operation]:

@@ -54,6 +54,11 @@ def files_of(config: Config) -> list[Path]:
     return [Path(path) for path in (*(path for path, _ in _access_files(config)), audit) if path]
 
 
+def secret_files(config: Config) -> frozenset[str]:
+    """Return the paths of the files of secrets that the options name."""
+    return frozenset(path for path, is_secret in _access_files(config) if is_secret)
+
+
 def _access_files(config: Config) -> Iterator[tuple[str, bool]]:
     """Yield the paths of the files that decide who may come in, each with whether it has secrets."""
     access, mqtt, pop, admin = config.access, config.mqtt, config.pop, config.admin

@@ -84,6 +84,11 @@ class Blocker(StrEnum):
     WORK = "work"
     """Snapshots and copies take longer than segments take to fill, and the log is `OVERRUN_BYTES` too large by now."""
 
+    @property
+    def why(self) -> str:
+        """A sentence that says what keeps the segments, and what an operator may do."""
+        return _WHY[self]
+
 
 _WHY = {
     Blocker.COPIES: "the records that are still needed would take more than 16 GiB; let consumers "
@@ -279,7 +284,7 @@ class Retention:
         self._quiet_until_s[blocker] = now_s + TELL_AGAIN_S
         log_bytes, pinned_bytes = self._log.written - self._log.start, self._copies.pinned_bytes
         logger.warning(
-            "retention.blocked", reason=blocker.value, log_bytes=log_bytes, pinned_bytes=pinned_bytes, why=_WHY[blocker]
+            "retention.blocked", reason=blocker.value, log_bytes=log_bytes, pinned_bytes=pinned_bytes, why=blocker.why
         )
 
     def follow(self, start: int, needed: int) -> None:
