@@ -100,7 +100,8 @@ class Admin:
         self._connections_max = connections_max
         self._runner: web.AppRunner | None = None
         self._sockets: AdminSockets | None = None
-        self._certificates: WatchedFiles[ssl.SSLContext] | None = None
+        self.certificates: WatchedFiles[ssl.SSLContext] | None = None
+        """Its certificate, once it has started with TLS."""
 
     async def start(self) -> int:
         """Open the listener, and return its port.
@@ -110,7 +111,7 @@ class Admin:
         """
         if self._options.certificate_file:
             try:
-                self._certificates = certificates_of(self._options, "admin", "http/1.1")
+                self.certificates = certificates_of(self._options, "admin", "http/1.1")
             except OSError as error:
                 raise AdminUnavailable(f"The certificate of the admin listener can't be used: {error}.") from error
         app = web.Application(middlewares=[self._checked], client_max_size=BODY_BYTES_MAX)
@@ -143,14 +144,14 @@ class Admin:
                 "Free the address, or set admin.listen to another one. Port 0 picks a free port."
             ) from error
         self._runner, self._sockets = runner, sockets
-        if self._certificates is not None:
-            self._certificates.watch(asyncio.get_running_loop())
+        if self.certificates is not None:
+            self.certificates.watch(asyncio.get_running_loop())
         return port
 
     async def stop(self) -> None:
         """Close the listener and its connections. It does nothing if the listener isn't open."""
-        if self._certificates is not None:
-            self._certificates.close()
+        if self.certificates is not None:
+            self.certificates.close()
         runner, self._runner = self._runner, None
         if self._sockets is not None:
             self._sockets.close()
@@ -159,11 +160,11 @@ class Admin:
 
     def reload(self) -> None:
         """Read the certificate again."""
-        if self._certificates is not None:
-            self._certificates.reload()
+        if self.certificates is not None:
+            self.certificates.reload()
 
     def _context(self) -> ssl.SSLContext | None:
-        return self._certificates.content if self._certificates is not None else None
+        return self.certificates.content if self.certificates is not None else None
 
     @property
     def closed_early(self) -> int:

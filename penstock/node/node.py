@@ -554,10 +554,11 @@ class Node:
         )
 
     def _certificates(self) -> Iterator[WatchedFiles[Any]]:
-        """Yield the certificates of the listeners for clients that have started."""
+        """Yield the certificates of the listeners that have started."""
         yield from self.gateway.listeners.certificates()
-        if self._pop_server.certificates is not None:
-            yield self._pop_server.certificates
+        for certificates in (self._pop_server.certificates, self._admin.certificates):
+            if certificates is not None:
+                yield certificates
 
     def _replication_collectors(self) -> list[Collector]:
         relaying = self._relaying
