@@ -308,7 +308,9 @@ class Groups:
                 deleted(group)
 
     def _open_references(self, group: ConsumerGroup) -> list[bytes]:
-        """Return references to all open deliveries of a group. This visits all open checkpoints of the node."""
+        """Return references to all open deliveries of a group. To find them, this visits all open checkpoints of the node."""
+        if not group.in_flight:
+            return []
         return [
             REFERENCE.pack(checkpoint.position, index)
             for checkpoint in self._state.checkpoints.open.values()

@@ -90,6 +90,19 @@ async def test_settings_change_under_their_version_and_a_pause_ends(broker: Brok
     assert [line["what"] for line in audited(broker) if line["event"] == "changed"][-1] == "resumeGroup"
 
 
+async def test_a_group_is_created_once(api: Api) -> None:
+    create = {
+        "group": NAME,
+        "filter": "plant/#",
+        "start": "latest",
+        "settings": {"attempts_max": 3, "backoff": {"list_ms": []}},
+    }
+    (item,) = (await api("operator").ok("POST", "/groups", create))["items"]
+    assert (item["settings"]["attempts_max"], item["settings"]["of_node"]) == (3, ["invisible_ms", "in_flight_max"])
+    await api("operator").ok("POST", "/groups", create)
+    assert (await api("operator").refused("POST", "/groups", {**create, "settings": {}}))[0] == 409
+
+
 async def test_a_group_is_reset_purged_and_deleted(broker: Broker, api: Api) -> None:
     group = created(broker, "billing")
     ids = await published(api, *(message("plant/1", b"%d" % number) for number in range(4)))
@@ -99,6 +112,7 @@ async def test_a_group_is_reset_purged_and_deleted(broker: Broker, api: Api) -> 
         (item,) = (await admin.ok("POST", "/groups/billing/reset", reset))["items"]
         assert (item["visible"], item["in_flight"]) == (visible, 0), reset
     assert (await admin.ok("POST", "/groups/billing/purge"))["items"][0]["visible"] == 0
+    assert (await admin.refused("DELETE", "/groups/billing", **{"If-Match": "1234"}))[0] == 412
     await admin.ok("DELETE", "/groups/billing")
     assert (await admin.refused("GET", "/groups/billing")) == (404, "there is no group 'billing'")
 
@@ -185,6 +199,9 @@ WRONG: tuple[tuple[tuple[Any, ...], int, str], ...] = (
     (("GET", "/groups/nobody"), 404, "nobody"),
     (("GET", "/groups?limit=1001"), 400, "limit"),
     (("GET", "/groups/g?filter=x"), 404, "'x'"),
+    (("POST", "/groups", {"group": "a/b", "filter": "x"}), 400, "'a/b'"),
+    (("POST", "/groups", {"group": "a", "filter": "x/#/y"}), 400, "x/#/y"),
+    (("POST", "/groups", {"group": "a", "filter": "x", "start_at_ms": 0}), 400, "start_at_ms is 0"),
     (("DELETE", "/groups/nobody"), 404, "nobody"),
     (("PATCH", "/groups/g", {"attempts_max": 0}), 400, "attempts_max is 0"),
     (("PATCH", "/groups/g", {"backoff": {"list_ms": [1], "min_ms": 1}}), 400, "backoff"),

@@ -16,10 +16,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
-from penstock.node.api.changes import DurableChanges, refusals, version_of
+from penstock.node.api.changes import DurableChanges, causer_of, refusals, version_of
 from penstock.node.api.operation import (
     LIMIT_MAX,
-    LOOKED_AT_ONCE,
     ApiCall,
     ApiError,
     ApiRole,
@@ -32,13 +31,16 @@ from penstock.node.api.operation import (
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import GroupSnapshot, ResetTo, snapshots
-from penstock.pop.core.settings import ConsumerGroupSettings, ExponentialBackoff
+from penstock.pop.core.settings import DEFAULTS, ConsumerGroupSettings, ExponentialBackoff
 from penstock.pop.grpc.requests import position_of
 from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 
 SNAPSHOTS_AT_ONCE: Final = 8
 """Groups that are described in one slice. Each takes two reads of the log and up to three seeks in the index."""
+
+CHECKPOINTS_AT_ONCE: Final = 1_024
+"""Open checkpoints that are looked at in one slice."""
 
 OF_NODE: Final = ("attempts_max", "backoff", "invisible_ms", "in_flight_max")
 """Settings for which the node's option stands in where a group has none of its own."""
@@ -130,7 +132,7 @@ class GroupFilters(msgspec.Struct, kw_only=True):
     version: str
 
 
-class GroupSettingsChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class GroupSettingsChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """Settings to change. Those that are left out stay as they are; null stands for the node's option."""
 
     attempts_max: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -140,6 +142,21 @@ class GroupSettingsChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     fifo: bool | msgspec.UnsetType = msgspec.UNSET
     expression: str | msgspec.UnsetType = msgspec.UNSET
     expression_type: Literal["tag", "sql"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class GroupCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A group to create on one filter."""
+
+    group: str
+    filter: str
+    start: Annotated[
+        Literal["earliest", "latest"],
+        msgspec.Meta(description="Where it begins: with all messages that are still there, or with those from now on."),
+    ] = "earliest"
+    start_at_ms: Annotated[
+        int | None, msgspec.Meta(description="In place of `start`: with messages that were stored at this time or later.")
+    ] = None
+    settings: GroupSettingsChange = GroupSettingsChange()
 
 
 class GroupReset(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -197,6 +214,16 @@ class GroupOperations:
         query: dict[str, Any] = {"query": GroupQuery}
         yield Operation(
             "listGroups", "GET", "/groups", viewer, "List groups with their backlogs.", self.page, GroupPage, GroupPageQuery
+        )
+        yield Operation(
+            "createGroup",
+            "POST",
+            "/groups",
+            operator,
+            "Create a group, unless it exists with the same settings.",
+            self.create,
+            GroupFilters,
+            body=GroupCreate,
         )
         yield Operation("getGroup", "GET", one, viewer, "Show a group with its settings.", self.show, GroupFilters, **query)
         yield Operation(
@@ -272,6 +299,18 @@ class GroupOperations:
             await asyncio.sleep(0)
         return GroupPage(items, after)
 
+    async def create(self, call: ApiCall) -> GroupFilters:
+        """Create a group."""
+        asked: GroupCreate = call.body
+        call.noted |= {"group": asked.group, "filter": asked.filter}
+        start = asked.start if asked.start_at_ms is None else asked.start_at_ms
+        if asked.start_at_ms is not None and asked.start_at_ms < 1:
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"start_at_ms is {asked.start_at_ms}; give ms since 1970, at least 1")
+        async with self._changes.durable():
+            settings = _changed(DEFAULTS, asked.settings)
+            group = self._groups.create(asked.group, asked.filter, start, settings, causer_of(call.subject))
+        return await self._shown(asked.group, [group])
+
     async def show(self, call: ApiCall) -> GroupFilters:
         """Return a group on each of its filters."""
         return await self._shown(call.path["group"], self._named(call))
@@ -284,7 +323,7 @@ class GroupOperations:
     async def change(self, call: ApiCall) -> GroupFilters:
         """Change settings."""
         asked: GroupSettingsChange = call.body
-        call.check_version(_version(self._named(call)))
+        self._check_version(call)
         call.noted["settings"] = msgspec.to_builtins(asked)
         async with self._changes.durable():
             groups = self._groups.update(call.path["group"], call.query.filter, lambda settings: _changed(settings, asked))
@@ -315,11 +354,13 @@ class GroupOperations:
 
     async def delete(self, call: ApiCall) -> Done:
         """Delete a group."""
+        self._check_version(call)
         async with self._changes.durable():
             self._groups.delete(call.path["group"], call.query.filter)
         return Done()
 
     async def _reset(self, call: ApiCall, to: ResetTo) -> GroupFilters:
+        self._check_version(call)
         call.noted |= {name: value for name, value in to._asdict().items() if value is not None}
         async with self._changes.durable():
             groups = self._groups.reset(call.path["group"], call.query.filter, to)
@@ -336,8 +377,12 @@ class GroupOperations:
             )
         return groups
 
+    def _check_version(self, call: ApiCall) -> None:
+        """Raise ApiError if the caller has seen another version of the group than the present one."""
+        call.check_version(_version(self._named(call)) if call.if_match else "")
+
     async def _shown(self, name: str, groups: list[ConsumerGroup]) -> GroupFilters:
-        oldest_ms = await self._oldest_pops_ms({group.id for group in groups})
+        oldest_ms = await self._oldest_pops_ms({group.id for group in groups if group.in_flight})
         items: list[GroupShown] = []
         for begin in range(0, len(groups), SNAPSHOTS_AT_ONCE):
             now_ms = self._store.now_ms()
@@ -359,12 +404,14 @@ class GroupOperations:
     async def _oldest_pops_ms(self, group_ids: set[int]) -> dict[int, int]:
         """Return when the oldest open delivery of each group was handed out, by the id of the group."""
         oldest_ms: dict[int, int] = {}
+        if not group_ids:
+            return oldest_ms
         for number, checkpoint in enumerate(tuple(self._checkpoints.values())):  # in the order of their pops
             if len(oldest_ms) == len(group_ids):
                 break
             if checkpoint.group_id in group_ids and checkpoint.open:
                 oldest_ms.setdefault(checkpoint.group_id, checkpoint.pop_ms)
-            if number % (LOOKED_AT_ONCE * 64) == 0:
+            if number % CHECKPOINTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return oldest_ms
 

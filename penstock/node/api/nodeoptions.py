@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from operator import attrgetter
@@ -19,6 +20,10 @@ from penstock.store.options import HostPort, Option, describe_allowed, options_o
 
 MASKED: Final = "(masked)"
 """Stands for a value that is a secret, or names a file with secrets."""
+
+
+OPTIONS_AT_ONCE: Final = 16
+"""Options that are described in one slice."""
 
 
 class NodeOption(msgspec.Struct, kw_only=True):
@@ -72,19 +77,24 @@ class NodeOptionOperations:
 
     async def page(self, call: ApiCall) -> NodeOptionPage:
         """Return a page of options."""
-        items, after = await page_by_name(self._by_name(), call.query)
+        items, after = await page_by_name(await self._by_name(), call.query)
         return NodeOptionPage([option for _, option in items], after)
 
     async def show(self, call: ApiCall) -> NodeOption:
         """Return an option."""
-        option = self._by_name().get(call.path["name"])
+        option = (await self._by_name()).get(call.path["name"])
         if option is None:
             raise not_found("option", call.path["name"])
         return option
 
-    def _by_name(self) -> Mapping[str, NodeOption]:
+    async def _by_name(self) -> Mapping[str, NodeOption]:
         if self._options is None:
-            self._options = {option.name: option for option in options_shown(self._config)}
+            options: dict[str, NodeOption] = {}
+            for option in options_shown(self._config):
+                options[option.name] = option
+                if len(options) % OPTIONS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self._options = options
         return self._options
 
 
