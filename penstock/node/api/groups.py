@@ -19,6 +19,7 @@ from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.node.api.changes import DurableChanges, causer_of, refusals, version_of
 from penstock.node.api.operation import (
     LIMIT_MAX,
+    NUMBER_MAX,
     ApiCall,
     ApiError,
     ApiRole,
@@ -44,6 +45,9 @@ CHECKPOINTS_AT_ONCE: Final = 1_024
 
 OF_NODE: Final = ("attempts_max", "backoff", "invisible_ms", "in_flight_max")
 """Settings for which the node's option stands in where a group has none of its own."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+"""A number in a request. The core knows the bounds of each."""
 
 
 class GroupQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -92,10 +96,10 @@ class BackoffRule(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How long a message waits after a failed attempt: a list of waits, or a wait that grows by a factor."""
 
     list_ms: Annotated[
-        list[int] | None, msgspec.Meta(description="The wait after each attempt. The last one holds for all later attempts.")
+        list[Number] | None, msgspec.Meta(description="The wait after each attempt. The last one holds for all later attempts.")
     ] = None
-    min_ms: int | None = None
-    max_ms: int | None = None
+    min_ms: Number | None = None
+    max_ms: Number | None = None
     factor: float = 2.0
 
 
@@ -154,7 +158,7 @@ class GroupCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         msgspec.Meta(description="Where it begins: with all messages that are still there, or with those from now on."),
     ] = "earliest"
     start_at_ms: Annotated[
-        int | None, msgspec.Meta(description="In place of `start`: with messages that were stored at this time or later.")
+        Number | None, msgspec.Meta(description="In place of `start`: with messages that were stored at this time or later.")
     ] = None
     settings: GroupSettingsChange = GroupSettingsChange()
 
@@ -166,11 +170,11 @@ class GroupReset(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Literal["earliest", "latest"] | None,
         msgspec.Meta(description="`earliest` for all messages that are still there, `latest` for those that come from now on."),
     ] = None
-    time_ms: Annotated[int | None, msgspec.Meta(description="Messages that were stored at this time or later.")] = None
+    time_ms: Annotated[Number | None, msgspec.Meta(description="Messages that were stored at this time or later.")] = None
     message_id: Annotated[
         str | None, msgspec.Meta(description="Messages that came into the queue when this one was stored, or later.")
     ] = None
-    offset: Annotated[int | None, msgspec.Meta(description="Messages from this offset of the group's queue on.")] = None
+    offset: Annotated[Number | None, msgspec.Meta(description="Messages from this offset of the group's queue on.")] = None
 
 
 class GroupMember(msgspec.Struct, kw_only=True):
@@ -303,9 +307,7 @@ class GroupOperations:
         """Create a group."""
         asked: GroupCreate = call.body
         call.noted |= {"group": asked.group, "filter": asked.filter}
-        start = asked.start if asked.start_at_ms is None else asked.start_at_ms
-        if asked.start_at_ms is not None and asked.start_at_ms < 1:
-            raise ApiError(HTTPStatus.BAD_REQUEST, f"start_at_ms is {asked.start_at_ms}; give ms since 1970, at least 1")
+        start = asked.start_at_ms or asked.start
         async with self._changes.durable():
             settings = _changed(DEFAULTS, asked.settings)
             group = self._groups.create(asked.group, asked.filter, start, settings, causer_of(call.subject))

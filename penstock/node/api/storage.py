@@ -17,6 +17,9 @@ from penstock.store.store import Store
 SEGMENTS_AT_ONCE: Final = 8
 """Segments that are described in one slice. For each a file is read, which may have to be opened."""
 
+POSITION_DIGITS_MAX: Final = 20
+"""Digits of a position, which is less than 2**64."""
+
 
 class LogShown(msgspec.Struct, kw_only=True):
     """The log. Positions are byte offsets in the whole log, and the id of a message is the position of its record."""
@@ -154,7 +157,7 @@ class StorageOperations:
     async def segments(self, call: ApiCall) -> SegmentPage:
         """Return a page of segments."""
         asked: PageQuery = call.query
-        if asked.after and not (asked.after.isascii() and asked.after.isdecimal()):
+        if asked.after and not (asked.after.isascii() and asked.after.isdecimal() and len(asked.after) <= POSITION_DIGITS_MAX):
             raise ApiError(
                 HTTPStatus.BAD_REQUEST, f"after is {asked.after[:80]!r}, which is not `next` of a page; begin without it"
             )
