@@ -7,7 +7,8 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.pop.core.sender import message_id
-from penstock.store.properties import Properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag
 from tests.gateway.wire import Broker
 from tests.node.adminapi import Api, api, audited, broker
 
@@ -77,9 +78,9 @@ async def test_a_schedule_is_put_paused_run_and_deleted(broker: Broker, api: Api
 
 
 async def test_transactions_are_listed_committed_and_rolled_back(broker: Broker, api: Api) -> None:
-    half = Properties(producer="shop")
-    stored = [broker.node._parts.sender.store(b"orders/%d" % number, b"x", half) for number in range(3)]
-    ids = [message_id(each.position) for each in stored]
+    store, half = broker.node.store, encode_properties(Properties(producer="shop"))
+    routes = [store.router.route(b"orders/%d" % number) for number in range(3)]
+    ids = [message_id(store.append_message(route, b"x", half, 1 | Flag.HALF)) for route in routes]
     viewer, admin = api("viewer"), api("admin")
     page = await viewer.ok("GET", "/transactions?limit=2&producer=shop")
     assert [item["topic"] for item in page["items"]] == ["orders/0", "orders/1"]

@@ -81,16 +81,16 @@ class MessageReader:
         body_from = HEADER_BYTES + topic_len + props_len
         if kind != Kind.MESSAGE or not body_from <= size <= RECORD_BYTES_MAX:
             return None
-        kept, kept_bytes, found_crc = [header], min(size, body_from + BODY_BYTES_SHOWN), checksum(header[CRC_FROM:])
+        pieces, needed_bytes, computed_crc = [header], min(size, body_from + BODY_BYTES_SHOWN), checksum(header[CRC_FROM:])
         for begin in range(HEADER_BYTES, size, READ_BYTES):
             piece = read(place + begin, min(READ_BYTES, size - begin))
-            found_crc = checksum(piece, found_crc)
-            if begin < kept_bytes:
-                kept.append(piece)
+            computed_crc = checksum(piece, computed_crc)
+            if begin < needed_bytes:
+                pieces.append(piece)
             await asyncio.sleep(0)
-        if found_crc != crc:
+        if computed_crc != crc:
             return None
-        data = b"".join(kept)
+        data = b"".join(pieces)
         return MessageRead(
             position,
             size,
@@ -98,7 +98,7 @@ class MessageReader:
             store_ms,
             topic_of(data).decode(),
             decode_properties(data[body_from - props_len : body_from]),
-            data[body_from:kept_bytes],
+            data[body_from:needed_bytes],
             size - body_from,
         )
 
