@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import aiohttp
 
 from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.sorted_names import SortedNames
@@ -11,6 +14,7 @@ from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.peer import Peer
+from tests.gateway.certificates import Authority
 from tests.gateway.wire import CLEAN, WILL, Broker
 from tests.node.adminapi import Api, api, audited, broker
 from tests.waiting import until
@@ -75,6 +79,20 @@ async def test_all_reads_and_writes_of_a_connection_are_counted(broker: Broker, 
     shown = await api.get("/clients/device")
     assert (shown["messages_in"], shown["messages_out"]) == (5, 5)
     assert (shown["bytes_in"], shown["bytes_out"]) == (listener.bytes_in, listener.bytes_out)
+
+
+async def test_the_tls_of_a_client_is_shown_with_the_names_in_its_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    listener = authority.listener("tls", client_certificates="required", username_from="cn")
+    broker = await Broker(tmp_path / "data", {"listeners": (listener,)}).start()
+    device = authority.issue_client("press-1.example", common_name="press-1")
+    await broker.connect("press", listener="tls", context=authority.context(device))
+    async with aiohttp.ClientSession(f"http://{broker.node.admin}") as session:
+        shown = await Api(session).get("/clients/press")
+    assert (shown["user"], shown["listener"]) == ("press-1", "tls")
+    assert shown["tls"]["version"] in ("TLSv1.2", "TLSv1.3")
+    assert shown["tls"]["certificate_names"] == ["press-1", "press-1.example"]
+    await broker.stop()
 
 
 async def test_clients_are_filtered_and_kicked_and_banned(broker: Broker, api: Api) -> None:
