@@ -252,8 +252,7 @@ class Node:
         ).operations()
         yield from ClientOperations(gateway, self.access).operations()
         yield from SubscriptionOperations(gateway.clients, self.sessions, store.queues).operations()
-        yield from SessionOperations(gateway.clients, gateway.lifecycle, store).operations()
-        yield from RetainedOperations(self.retained, store).operations()
+        yield from SessionOperations(gateway.clients, gateway.lifecycle, store.queues, DurableChanges(store)).operations()
         yield from TopicOperations(self._traffic, store.queues).operations()
         yield from StorageOperations(store, self.tables).operations()
         yield from NodeOptionOperations(self.config).operations()
@@ -272,6 +271,7 @@ class Node:
         sender, bytes_max = self._parts.sender, self.config.pop.message_bytes_max
         yield from DelayedOperations(self.delayed, self._listing, sender, reader, store, changes).operations()
         yield from PublishOperations(sender, self.retained, store, changes, bytes_max).operations()
+        yield from RetainedOperations(self.retained, store, reader, changes).operations()
 
     def _install_snapshot(self) -> None:
         position = install_snapshot(self.config.data_dir)

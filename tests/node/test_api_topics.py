@@ -42,11 +42,13 @@ async def test_retained_messages_are_browsed_read_and_cleared(broker: Broker, ap
     assert (await api("viewer").call("GET", odd))[0] == 403
     status, shown = await api("operator").call("GET", odd)
     assert (status, shown["topic"], shown["qos"], b64decode(shown["body_base64"])) == (200, "höhe/№ 1", 1, b"on")
-    assert (shown["body_bytes"], shown["is_cut"], shown["expires_ms"]) == (2, False, 0)
+    assert (shown["body_bytes"], shown["cut"], shown["expires_at_ms"]) == (2, False, 0)
     large = await api("operator").get("/retained/large")
-    assert (large["body_bytes"], large["is_cut"], len(b64decode(large["body_base64"]))) == (70_000, True, 65_536)
-    assert (large["content_type"], large["properties"], large["published_by"]) == ("text/plain", [["a", "1"]], "device")
-    assert large["expires_ms"] - large["stored_ms"] == 3_600_000
+    assert (large["body_bytes"], large["cut"], len(b64decode(large["body_base64"]))) == (70_000, True, 65_536)
+    assert large["client_id"] == "device"
+    assert large["properties"]["content_type"] == "text/plain"
+    assert large["properties"]["user"] == [{"name": "a", "value": "1"}]
+    assert large["expires_at_ms"] - large["stored_ms"] == 3_600_000
     await client.subscribe(("höhe/#", 1))
     await client.message()
     assert (await api("operator").call("DELETE", odd))[0] == 403
@@ -56,6 +58,17 @@ async def test_retained_messages_are_browsed_read_and_cleared(broker: Broker, ap
     assert (await api("admin").call("DELETE", odd))[0] == 404
     assert topics_of(await api.pages("/retained", filter="höhe/#")) == []
     assert audited(broker)[-2]["message_id"] == shown["message_id"]
+
+
+async def test_long_topics_are_on_pages_too(broker: Broker, api: Api) -> None:
+    client = await broker.connect("device")
+    topics = ["a" * 4000, "a" * 4001, "№" * 1300]
+    for topic in topics:
+        await client.publish(topic, b"on", 1, retain=True)
+    assert topics_of(await api.pages("/retained", limit=1)) == topics
+    assert [each["filter"] for each in await api.pages("/filters", limit=1)] == [f"{topic}/#" for topic in topics]
+    await client.subscribe(*((topic, 0) for topic in topics))
+    assert [each["filter"] for each in await api.pages("/clients/device/subscriptions", limit=1)] == topics
 
 
 async def test_topics_of_live_traffic_have_rates(broker: Broker, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +127,7 @@ WRONG = (
     (("DELETE", "/retained/%23"), 404, "'#'"),
     (("GET", "/topics?filter=a%2B"), 400, "inside of the level"),
     (("GET", "/topics?order=age"), 400, "age"),
+    (("GET", "/retained/%ED%A0%80"), 404, "there is no"),
     (("GET", "/filters?wildcards=perhaps"), 400, "wildcards"),
 )
 

@@ -12,6 +12,9 @@ from typing import Annotated, Final
 import msgspec
 
 from penstock.gateway.delivery.retained_messages import RetainedMessages, RetainedRow
+from penstock.node.api.changes import DurableChanges, causer_of
+from penstock.node.api.messagereader import BODY_BYTES_SHOWN, MessageReader
+from penstock.node.api.messages import PropertiesShown, properties_shown
 from penstock.node.api.operation import (
     LOOKED_AT_ONCE,
     SLICE_S,
@@ -21,21 +24,15 @@ from penstock.node.api.operation import (
     Done,
     Operation,
     PageQuery,
-    check_leads,
     not_found,
 )
 from penstock.node.api.walk import LOOKED_MAX
 from penstock.pop.core.sender import message_id
 from penstock.store.errors import TopicInvalid
-from penstock.store.options import KIB
-from penstock.store.properties import decode_properties
-from penstock.store.record import Flag, decode
+from penstock.store.record import Flag
 from penstock.store.space.causer import Causer
 from penstock.store.store import Store
 from penstock.store.topics import check_filter
-
-BODY_BYTES_SHOWN: Final = 64 * KIB
-"""Bytes of a body that an answer has at most."""
 
 CLEARED: Final = int(Flag.RETAIN) | 1
 """Flags of the message without a body that clears a topic: at QoS 1, so that its subscribers surely get it."""
@@ -52,8 +49,8 @@ class RetainedShown(msgspec.Struct, kw_only=True):
 
     topic: str
     message_id: str
-    record_bytes: Annotated[int, msgspec.Meta(description="Size of its record: topic, properties, body and a header.")]
-    expires_ms: Annotated[int, msgspec.Meta(description="When it expires; 0 for never.")]
+    size_bytes: Annotated[int, msgspec.Meta(description="Of its record in the log.")]
+    expires_at_ms: Annotated[int, msgspec.Meta(description="When it expires; 0 for never.")]
 
 
 class RetainedList(msgspec.Struct):
@@ -65,17 +62,15 @@ class RetainedList(msgspec.Struct):
 
 
 class RetainedInDetail(RetainedShown, kw_only=True):
-    """A retained message with its body."""
+    """A retained message with its body, or its beginning."""
 
     stored_ms: int
-    qos: int
-    content_type: str
-    response_topic: str
-    properties: Annotated[list[list[str]], msgspec.Meta(description="User properties in their order: name and value of each.")]
-    body_bytes: Annotated[int, msgspec.Meta(description="Size of the whole body.")]
+    qos: Annotated[int, msgspec.Meta(description="With which it was published.")]
+    client_id: Annotated[str, msgspec.Meta(description="Who has published it; empty if that is not known.")]
+    properties: PropertiesShown
     body_base64: str
-    is_cut: Annotated[bool, msgspec.Meta(description=f"Whether only the first {BODY_BYTES_SHOWN} bytes of the body are here.")]
-    published_by: Annotated[str, msgspec.Meta(description="Client id of the publisher; empty if it is not known.")]
+    body_bytes: Annotated[int, msgspec.Meta(description="Of the whole body.")]
+    cut: Annotated[bool, msgspec.Meta(description=f"Whether the body is longer than {BODY_BYTES_SHOWN} bytes, and cut.")]
 
 
 class RetainedOperations:
@@ -83,12 +78,16 @@ class RetainedOperations:
 
     Parameters:
         retained: of the node.
-        store: of the node.
+        store: takes the messages that clear topics.
+        reader: reads messages.
+        changes: waits until a topic is cleared durably.
     """
 
-    def __init__(self, retained: RetainedMessages, store: Store) -> None:
+    def __init__(self, retained: RetainedMessages, store: Store, reader: MessageReader, changes: DurableChanges) -> None:
         self._retained = retained
         self._store = store
+        self._reader = reader
+        self._changes = changes
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations."""
@@ -152,45 +151,34 @@ class RetainedOperations:
         """Return one message."""
         topic = call.path["topic"]
         row = self._row_of(topic)
-        if row.position >= self._store.log.written:
-            self._store.commit()
-        data = self._store.read_intact(row.position, row.size)
-        if data is None:
+        message = await self._reader.read(row.position)
+        if message is None:
             raise ApiError(
-                HTTPStatus.CONFLICT, f"the record of the retained message of {topic[:200]!r} can't be read; see the node's log"
+                HTTPStatus.CONFLICT, f"the record of the retained message of {topic[:200]!r} is damaged; publish it again"
             )
-        record = decode(data, position=row.position, verify=False)
-        properties = decode_properties(record.properties)
-        body = record.body[:BODY_BYTES_SHOWN]
         shown = _shown(topic, row)
         return RetainedInDetail(
             topic=shown.topic,
             message_id=shown.message_id,
-            record_bytes=shown.record_bytes,
-            expires_ms=shown.expires_ms,
-            stored_ms=record.store_ms,
-            qos=record.flags & Flag.QOS_MASK,
-            content_type=properties.content_type or "",
-            response_topic=properties.response_topic or "",
-            properties=[list(each) for each in properties.user],
-            body_bytes=len(record.body),
-            body_base64=b64encode(body).decode(),
-            is_cut=len(body) < len(record.body),
-            published_by=Causer.from_row(properties.by).client,
+            size_bytes=shown.size_bytes,
+            expires_at_ms=shown.expires_at_ms,
+            stored_ms=message.store_ms,
+            qos=message.flags & Flag.QOS_MASK,
+            client_id=Causer.from_row(message.properties.by).client,
+            properties=properties_shown(message.properties),
+            body_base64=b64encode(message.body).decode(),
+            body_bytes=message.body_bytes,
+            cut=len(message.body) < message.body_bytes,
         )
 
     async def delete(self, call: ApiCall) -> Done:
         """Clear the message of a topic."""
-        check_leads(self._store)
         topic = call.path["topic"]
-        row = self._row_of(topic)
-        call.noted |= {"message_id": message_id(row.position)}
-        try:
-            route = self._store.router.route(topic.encode())
-        except TopicInvalid as error:
-            raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
-        self._store.append_message(route, b"", flags=CLEARED)
-        await self._store.durable()
+        async with self._changes.durable():
+            row = self._row_of(topic)
+            call.noted |= {"message_id": message_id(row.position)}
+            route = self._store.router.route(topic.encode(), causer_of(call.subject))
+            self._store.append_message(route, b"", flags=CLEARED)
         return Done()
 
     def _row_of(self, topic: str) -> RetainedRow:
@@ -201,4 +189,4 @@ class RetainedOperations:
 
 
 def _shown(topic: str, row: RetainedRow) -> RetainedShown:
-    return RetainedShown(topic=topic, message_id=message_id(row.position), record_bytes=row.size, expires_ms=row.expires_at_ms)
+    return RetainedShown(topic=topic, message_id=message_id(row.position), size_bytes=row.size, expires_at_ms=row.expires_at_ms)

@@ -12,11 +12,12 @@ from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.stored_session import SessionHead, StoredSession
 from penstock.gateway.sessions.wills import WillOutcome
+from penstock.node.api.changes import DurableChanges
 from penstock.node.api.clients import WillShown, will_shown
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, check_leads, not_found
+from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
 from penstock.node.api.subscriptions import queued_for, queued_while_away
 from penstock.node.api.walk import page_in_order
-from penstock.store.store import Store
+from penstock.store.queues.queues import Queues
 
 
 class SessionQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
@@ -64,14 +65,16 @@ class SessionOperations:
     Parameters:
         clients: the connected clients.
         lifecycle: has the sessions, and ends them.
-        store: of the node.
+        queues: the light queues of the store.
+        changes: waits until a session has ended durably.
     """
 
-    def __init__(self, clients: ClientRegistry, lifecycle: SessionLifecycle, store: Store) -> None:
+    def __init__(self, clients: ClientRegistry, lifecycle: SessionLifecycle, queues: Queues, changes: DurableChanges) -> None:
         self._clients = clients
         self._lifecycle = lifecycle
         self._sessions = lifecycle.sessions
-        self._store = store
+        self._queues = queues
+        self._changes = changes
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations."""
@@ -136,13 +139,17 @@ class SessionOperations:
             "will": will_shown(self._lifecycle.will_of(stored)),
             "will_due_ms": stored.will.due_ms if stored.will is not None else 0,
         }
-        queued = await (queued_for(connection) if connection is not None else queued_while_away(self._store.queues, stored))
+        queued = await (queued_for(connection) if connection is not None else queued_while_away(self._queues, stored))
         return SessionInDetail(**figures, **details, queued=queued)
 
     async def delete(self, call: ApiCall) -> Done:
         """End the session of a client that is away."""
         client_id = call.path["client_id"]
-        check_leads(self._store)
+        async with self._changes.durable():
+            self._delete(call, client_id)
+        return Done()
+
+    def _delete(self, call: ApiCall, client_id: str) -> None:
         stored = self._stored(client_id)
         if self._is_connected(client_id):
             raise ApiError(
@@ -160,8 +167,6 @@ class SessionOperations:
             raise ApiError(
                 HTTPStatus.CONFLICT, f"the disk has no room for the will of {client_id[:200]!r}; make room, and ask again"
             )
-        await self._store.durable()
-        return Done()
 
     def _stored(self, client_id: str) -> StoredSession:
         stored = self._sessions.get(client_id)
