@@ -1,6 +1,6 @@
 """The topics of live traffic, with rates: a sample of what is written to the log.
 
-About once a second the newest part of the log is looked at, while somebody asks for the topics. So traffic costs nothing on its
+A few times a second the newest part of the log is looked at, while somebody asks for the topics. So traffic costs nothing on its
 way, and the sample costs nothing while nobody looks. If less is written than one look takes, the figures are complete.
 Otherwise each look begins at a random moment, so that devices that publish at a fixed moment of each second are not missed.
 """
@@ -8,7 +8,7 @@ Otherwise each look begins at a random moment, so that devices that publish at a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import OrderedDict
 from dataclasses import dataclass
 from math import exp
 from random import uniform
@@ -27,14 +27,14 @@ logger = structlog.get_logger("node")
 TOPICS_MAX: Final = 10_000
 """Topics that are remembered. The one that was seen longest ago goes out for a further one."""
 
-LOOK_S_MIN: Final = 0.5
-LOOK_S_MAX: Final = 1.5
+LOOK_S_MIN: Final = 0.1
+LOOK_S_MAX: Final = 0.4
 """Bounds of the random time between two looks, in seconds."""
 
-LOOK_RECORDS: Final = 2_000
-"""Records that one look counts at most, which takes the loop about a millisecond."""
+LOOK_RECORDS: Final = 500
+"""Records that one look counts at most, which takes the loop a millisecond or two where each has a topic of its own."""
 
-LOOK_BYTES: Final = 256 * KIB
+LOOK_BYTES: Final = 64 * KIB
 """Bytes of the log that one look reads at most, unless one record is larger."""
 
 MEMORY_S: Final = 30.0
@@ -78,7 +78,7 @@ class TrafficSample:
         self._position = 0
         """Up to where the log was looked at."""
         self._began_s = 0.0
-        self.topics: dict[str, TopicTraffic] = {}
+        self.topics: OrderedDict[str, TopicTraffic] = OrderedDict()
         """What was seen, by topic. That which was seen longest ago comes first."""
         self.since_ms = 0
         """When the sample began, in ms since 1970."""
@@ -157,18 +157,20 @@ class TrafficSample:
         now_s, topics = self._now_s(), self.topics
         for topic, (messages, size, store_ms) in counts.items():
             name = topic.decode(errors="replace")  # nothing has verified the record
-            seen = topics.pop(name, None) or TopicTraffic(weighed_s=now_s)
+            seen = topics.get(name)
+            if seen is None:
+                seen = topics[name] = TopicTraffic(weighed_s=now_s)
+            else:
+                topics.move_to_end(name)
             seen.add(messages * factor, size * factor, now_s)
             seen.last_ms = store_ms
-            topics[name] = seen
         while len(topics) > TOPICS_MAX:
-            del topics[next(iter(topics))]
+            topics.popitem(last=False)
             self.dropped += 1
 
-    def rates(self) -> Iterator[tuple[str, TopicTraffic, float]]:
-        """Yield each topic, what was seen of it, and by what its figures are multiplied to be those of a second now."""
+    def per_second(self, seen: TopicTraffic) -> float:
+        """Return by what the figures of a topic are multiplied to be those of a second now."""
         now_s = self._now_s()
         # In the beginning the sample is younger than what it averages over.
         span_s = MEMORY_S * (1 - exp((self._began_s - now_s) / MEMORY_S))
-        for name, seen in tuple(self.topics.items()):
-            yield name, seen, exp((seen.weighed_s - now_s) / MEMORY_S) / span_s if span_s else 0.0
+        return exp((seen.weighed_s - now_s) / MEMORY_S) / span_s if span_s else 0.0

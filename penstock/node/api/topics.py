@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
+from operator import mul
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -134,24 +135,40 @@ class TopicOperations:
         sample, text = self._sample, query.contains.casefold()
         sample.ask(asyncio.get_running_loop())
 
-        def is_listed(topic: str) -> bool:
+        def is_listed(topic: str, _: TopicTraffic) -> bool:
             return (query.filter == "#" or matches(query.filter, topic)) and text in topic.casefold()
 
-        shown = await in_slices(_topic(*each) for each in sample.rates() if is_listed(each[0]))
-        cursor = None
         if query.order == "topic":
-            page, cursor = await page_by_name({each.topic: each for each in shown}, query)
-            shown = [each for _, each in page]
+            page, cursor = await page_by_name(sample.topics, query, is_listed)
         else:
-            shown = _highest(shown, query.order, query.limit)
+            listed = await in_slices(each for each in tuple(sample.topics.items()) if is_listed(*each))
+            page, cursor = await self._highest(listed, query.order, query.limit), None
         return TopicList(
-            items=shown,
+            items=[self._topic(topic, seen) for topic, seen in page],
             next=cursor,
             since_ms=sample.since_ms,
             topics=len(sample.topics),
             topics_dropped=sample.dropped,
             sampled_percent=round(sample.share * 100, 1),
         )
+
+    def _topic(self, topic: str, seen: TopicTraffic) -> TopicShown:
+        factor = self._sample.per_second(seen)
+        return TopicShown(
+            topic=topic,
+            messages_per_s=round(seen.messages * factor, 3),
+            bytes_per_s=round(seen.bytes * factor, 1),
+            last_ms=seen.last_ms,
+        )
+
+    async def _highest(
+        self, listed: list[tuple[str, TopicTraffic]], order: Literal["messages", "bytes"], limit: int
+    ) -> list[tuple[str, TopicTraffic]]:
+        """Return the topics with the highest rates, the highest first."""
+        figures = (seen.messages if order == "messages" else seen.bytes for _, seen in listed)
+        factors = (self._sample.per_second(seen) for _, seen in listed)
+        rates = np.array(await in_slices(map(mul, figures, factors)))
+        return [listed[at] for at in np.argsort(-rates, kind="stable")[:limit].tolist()]
 
     async def filters(self, call: ApiCall) -> FilterList:
         """Return a page of the filters."""
@@ -188,18 +205,3 @@ class TopicOperations:
             owners=owners[:OWNERS_SHOWN],
             owner_count=len(owners),
         )
-
-
-def _topic(name: str, seen: TopicTraffic, factor: float) -> TopicShown:
-    return TopicShown(
-        topic=name,
-        messages_per_s=round(seen.messages * factor, 3),
-        bytes_per_s=round(seen.bytes * factor, 1),
-        last_ms=seen.last_ms,
-    )
-
-
-def _highest(shown: list[TopicShown], order: Literal["messages", "bytes"], limit: int) -> list[TopicShown]:
-    """Return the topics with the highest rates, the highest first."""
-    rates = np.array([each.messages_per_s if order == "messages" else each.bytes_per_s for each in shown])
-    return [shown[at] for at in np.argsort(-rates, kind="stable")[:limit].tolist()]
