@@ -1,8 +1,8 @@
 """The topics of live traffic, with rates: a sample of what is written to the log.
 
-A few times a second the newest part of the log is looked at, while somebody asks for the topics. So traffic costs nothing on its
-way, and the sample costs nothing while nobody looks. If less is written than one look takes, the figures are complete.
-Otherwise each look begins at a random moment, so that devices that publish at a fixed moment of each second are not missed.
+While somebody asks for the topics, the sample reads the newest part of the log a few times a second. So traffic costs nothing
+on its way, and the sample costs nothing while nobody looks. The figures are complete if less is written than one look takes.
+Otherwise each look begins at a random moment, so that it does not miss the devices that publish at a fixed moment of a second.
 """
 
 from __future__ import annotations

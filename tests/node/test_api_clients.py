@@ -104,6 +104,10 @@ async def test_clients_are_filtered_and_kicked_and_banned(broker: Broker, api: A
     assert ids(await api.pages("/clients", address="127.0.0.0/8", prefix="dev-1")) == ["dev-1"]
     assert ids(await api.pages("/clients", address="10.0.0.1")) == []
     assert ids(await api.pages("/clients", user="nobody")) == []
+    taken_over = broker.clients[-1]
+    await broker.connect("desk-1")
+    assert await taken_over.receive() == ()
+    assert ids(await api.pages("/clients", limit=1)) == ["desk-1", "dev-1", "dev-2"]
     operator, admin = api("operator"), api("admin")
     assert (await operator.call("DELETE", "/api/v1/clients/dev-1"))[0] == 200
     assert ids(await api.pages("/clients")) == ["desk-1", "dev-2"]
