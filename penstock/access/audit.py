@@ -79,7 +79,8 @@ class Audit:
         field = next((each for each in KIND_FIELDS if each in values), "")
         kind: EventKind = (event, field, str(values.get(field, "")))
         written, written_of = self._written.get(event, 0), self._written_of.get(kind, 0)
-        if written >= self._lines_per_s and written_of >= self._kind_lines:
+        has_room = written < self._lines_per_s or written_of < self._kind_lines
+        if not has_room and event != "changed":  # nobody can hide a change behind many
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return
         self._written[event], self._written_of[kind] = written + 1, written_of + 1
@@ -120,7 +121,7 @@ class Audit:
         at = datetime.fromtimestamp(self._now_ms() / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"at": at} | {name: _short(value) for name, value in values.items() if value not in ("", None)}
         try:
-            data = orjson.dumps(line, default=str) + b"\n"
+            data = _encoded(line) + b"\n"
             if os.write(self._file, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:  # a full disk must not end the service; the metric and the log tell
@@ -130,6 +131,14 @@ class Audit:
             self._is_failing = True
         else:
             self._is_failing = False
+
+
+def _encoded(line: dict[str, object]) -> bytes:
+    """Return a line as JSON. What JSON of 64 bits can't hold becomes text."""
+    try:
+        return orjson.dumps(line, default=str)
+    except TypeError:
+        return orjson.dumps({name: str(value) for name, value in line.items()})
 
 
 def _short(value: object) -> object:

@@ -14,6 +14,7 @@ from penstock.access.errors import AccessInvalid
 from penstock.access.rule import Network
 from penstock.access.subject import Subject
 from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
+from penstock.store.space.causer import plain_address
 
 FILE: Final = "bans.json"
 """Name of the file in the data directory."""
@@ -147,7 +148,9 @@ class Bans:
 def network_name(text: str) -> str:
     """Return how an address or a network is written: a single address without the length of its prefix."""
     try:
-        network = ip_network(text, strict=False)
+        network = ip_network(plain_address(text) if "/" not in text else text, strict=False)
+        if "%" in text:
+            raise ValueError("an address with a zone")
     except ValueError as error:
         raise AccessInvalid(f"{text[:80]!r} is no address and no network such as 10.0.0.0/8") from error
     return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)

@@ -118,13 +118,16 @@ async def serve(config: Config) -> None:
     ended = asyncio.Event()
 
     def drain(grace_s: float) -> None:
-        if node.draining.state is DrainState.SERVING and grace_s > 0:
-            supervisor.stopping("drains")
-            node.draining.begin(grace_s).add_done_callback(lambda _: ended.set())
-        else:
-            ended.set()  # it drains already, so this is the second time
+        supervisor.stopping("drains")
+        node.draining.begin(grace_s).add_done_callback(lambda _: ended.set())
 
-    loop.add_signal_handler(signal.SIGTERM, lambda: drain(config.drain_ms / 1000))
+    def terminate() -> None:
+        if config.drain_ms and node.draining.state is DrainState.SERVING:
+            drain(config.drain_ms / 1000)
+        else:
+            ended.set()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
     loop.add_signal_handler(signal.SIGINT, ended.set)
     node.on_drain = drain
     loop.add_signal_handler(signal.SIGHUP, lambda: _reload(node, supervisor))

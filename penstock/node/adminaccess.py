@@ -179,6 +179,8 @@ class AdminAccess:
         credentials = credentials.strip()
         why, claimed = "nothing was shown", ""
         if scheme.lower() == "bearer" and credentials:
+            if not credentials.isascii():
+                credentials = ""  # no token is so
             why = "the token is not known"
             principal = access.policy.by_token(credentials) if access.policy is not None else None
             if principal is not None:

@@ -24,6 +24,9 @@ BACKLOG: Final = 1024
 PAUSE_S: Final = 0.5
 """Seconds for which the listener pauses when the system has no more descriptors or memory for a connection."""
 
+BUSY_S: Final = 30.0
+"""Seconds for which a connection with a request under way makes way for no other one."""
+
 HANDSHAKE_S: Final = 10.0
 """Seconds that a TLS handshake may take."""
 
@@ -50,8 +53,8 @@ class AdminSockets:
         self._connections_max = connections_max
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
-        self._open: list[RequestHandler] = []
-        """The connections, the oldest first. Some may have ended."""
+        self._open: dict[RequestHandler, float] = {}
+        """The connections, the oldest first, and since when they are open. Some may have ended."""
         self._beginning: dict[socket.socket, None] = {}
         """The connections in their handshake, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,17 +125,30 @@ class AdminSockets:
     def _has_room(self) -> bool:
         """Return whether one more connection may begin, after the oldest one is closed where it must be.
 
-        Half of the connections may be in their handshake, so that handshakes that never end close no others.
+        Half of the connections may be in their handshake, so that handshakes that never end close no others. A connection whose
+        request is under way makes way last, and not before it has been open for `BUSY_S`.
         """
-        self._open = [handler for handler in self._open if handler.transport is not None]
+        self._open = {handler: since_s for handler, since_s in self._open.items() if handler.transport is not None}
         if len(self._open) + len(self._beginning) < self._connections_max:
             return True
         if self._open and len(self._beginning) < max(self._connections_max // 2, 1):
-            self._open.pop(0).force_close()
+            oldest = self._oldest_to_close()
+            if oldest is None:
+                return False
+            del self._open[oldest]
+            oldest.force_close()
         else:
             self._end_handshake(next(iter(self._beginning)))
         self.closed_early += 1
         return True
+
+    def _oldest_to_close(self) -> RequestHandler | None:
+        """Return the oldest connection without a request, or else the oldest that has been open for long; None if none is."""
+        idle = next((handler for handler in self._open if handler._current_request is None), None)
+        if idle is not None:
+            return idle
+        oldest, since_s = next(iter(self._open.items()))
+        return oldest if self._loop.time() - since_s > BUSY_S else None
 
     def _end_handshake(self, end: socket.socket) -> None:
         """Let a handshake fail. Cancelling its task is no way: the descriptor may then be closed here and by uvloop."""
@@ -153,6 +169,6 @@ class AdminSockets:
             end.close()
             raise
         else:
-            self._open.append(handler)
+            self._open[handler] = self._loop.time()
         finally:
             self._beginning.pop(end, None)

@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 
 from penstock.access.subject import Subject
-from penstock.node.api.dispatch import BODY_BYTES_MAX, SUBJECT, AdminApi
+from penstock.node.api.dispatch import BODY_BYTES_MAX, OVER, SUBJECT, AdminApi
 from penstock.node.api.operation import LINE_BYTES_MAX, ApiRole
 from penstock.node.controladdress import SOCKET, address_of
 from penstock.node.errors import ControlRefused
@@ -128,6 +128,7 @@ def _bind(data_dir: Path) -> socket.socket:
 @web.middleware
 async def _refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
     request[SUBJECT] = OWNER
+    request[OVER] = "control"
     try:
         return await handler(request)
     except ControlRefused as error:

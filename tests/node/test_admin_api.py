@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import aiohttp
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +15,7 @@ from penstock.node.api.operation import PageQuery, page_by_name
 from penstock.node.controladdress import SOCKET
 from tests.gateway.wire import Broker
 from tests.node.adminapi import ROLES, Api, api, audited, broker
+from tests.waiting import until
 
 __all__ = ["api", "broker"]
 
@@ -97,3 +101,42 @@ async def test_pages_have_each_name_once_and_in_order(names: set[str], limit: in
         assert len(page) <= limit
         seen += [name for name, _ in page]
     assert seen == sorted(names)
+
+
+async def test_a_change_is_audited_though_its_caller_hangs_up(broker: Broker) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(broker.config.data_dir / SOCKET))
+    body = json.dumps({"messages": [{"topic": "a"}]}).encode()
+    head = "POST /api/v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    writer.transport.abort()
+    await until(lambda: [line["what"] for line in audited(broker)] == ["publish"])
+    assert (audited(broker)[0]["user"], audited(broker)[0]["over"]) == ("control socket", "control")
+    del reader
+
+
+async def test_no_flood_hides_a_change(broker: Broker, api: Api) -> None:
+    admin = api("admin")
+    calls = [admin.call("POST", "/api/v1/access/kick", {"kind": "user", "name": f"u{number}"}) for number in range(150)]
+    for begin in range(0, len(calls), 10):  # fewer than the listener has connections
+        assert {status for status, _ in await asyncio.gather(*calls[begin : begin + 10])} == {200}
+    assert len({line["name"] for line in audited(broker)}) == 150
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        (b"Authorization: Bearer \xff\r\n", b"{}", 401),
+        (b"Authorization: Bearer admin\r\nContent-Encoding: gzip\r\n", b"{}", 415),
+        (b"Authorization: Bearer admin\r\n", b'{"offset": 1' + b"0" * 30 + b"}", 400),
+    ],
+    ids=["a token that is no ASCII", "an encoded body", "a number beyond 64 bits"],
+)
+async def test_odd_bytes_get_a_clear_answer(broker: Broker, headers: bytes, body: bytes, status: int) -> None:
+    reader, writer = await asyncio.open_connection(broker.node.admin.host, broker.node.admin.port)
+    head = b"POST /api/v1/groups/g/reset HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    writer.write(head + headers + length + body)
+    answer = await reader.read()
+    writer.close()
+    assert int(answer.split()[1]) == status, answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]

@@ -69,7 +69,7 @@ async def test_a_schedule_is_put_paused_run_and_deleted(broker: Broker, api: Api
     again = await operator.ok("PUT", path, defined["definition"], **{"If-Match": f'"{resumed["version"]}"'})
     assert again["version"] != resumed["version"]
     run = await operator.ok("POST", f"{path}/run")
-    shown = await viewer.ok("GET", f"/messages/{run['message_id']}")
+    shown = await api("operator").ok("GET", f"/messages/{run['message_id']}")
     assert (shown["topic"], shown["flags"]) == ("plant/é", ["scheduled"])
     assert (await viewer.ok("GET", path))["sent"] == 1
     assert (await operator.refused("DELETE", path))[0] == 403

@@ -206,7 +206,7 @@ class ClientOperations:
         """Disconnect a client."""
         client_id = call.path["client_id"]
         connection = self._connected(client_id)
-        call.noted |= {"address": connection.peer.host}
+        call.noted |= {"client_address": connection.peer.host}
         self._gateway.disconnect("client", client_id)
         return Done()
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import structlog
-from aiohttp import hdrs, web
+from aiohttp import ClientPayloadError, hdrs, web
 
 from penstock.access.audit import Audit
 from penstock.access.subject import Subject
 from penstock.node.api.openapi import PREFIX, document
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation
+from penstock.node.api.operation import NUMBER_MAX, ApiCall, ApiError, ApiRole, Operation
 from penstock.store.errors import DiskFull, LimitExceeded
 
 logger = structlog.get_logger("node")
+
+BODY_S_MAX: Final = 30.0
+"""Seconds that a body may take to come."""
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of a body. A batch of messages is the largest."""
 
 SUBJECT: Final = web.RequestKey("subject", Subject)
 """Key of a request: who sends it, once that is known."""
+
+OVER: Final = web.RequestKey("over", str)
+"""Key of a request: how it came, for the audit log, unless by the admin listener."""
 
 ROLE: Final = "penstock_role"
 """Attribute of a handler: the role that its caller needs."""
@@ -42,6 +49,8 @@ class AdminApi:
     def __init__(self, operations: Iterable[Operation], audit: Audit, version: str) -> None:
         self._operations = tuple(operations)
         self._audit = audit
+        self._changes: set[asyncio.Future[web.Response]] = set()
+        """Changes under way: the loop itself keeps none of them alive."""
         self.document = document(self._operations, version)
         """The OpenAPI document."""
         self._encoded = msgspec.json.encode(self.document)
@@ -60,32 +69,55 @@ class AdminApi:
         decoder = msgspec.json.Decoder(operation.body) if operation.body is not None else None
 
         async def handle(request: web.Request) -> web.Response:
-            call = ApiCall(request[SUBJECT], request.match_info, None, None, _version(request))
+            call = ApiCall(request[SUBJECT], request.match_info, None, None, _version(request), request.get(OVER, "admin"))
             try:
                 call.query = _query(operation, request)
                 call.body = await _body(decoder, request) if decoder is not None else None
-                answer = await operation.serve(call)
             except ApiError as error:
                 return self._refuse(operation, call, error)
-            except (DiskFull, LimitExceeded) as error:
-                return self._refuse(operation, call, ApiError(HTTPStatus.CONFLICT, str(error)))
-            except Exception:
-                logger.exception("api.failed", operation=operation.id)
-                why = "the node has failed to serve this, which is a defect of Penstock; its log has the details"
-                return self._refuse(operation, call, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, why))
-            if not operation.is_safe and not operation.writes_audit:
-                self._audit.note("changed", call.subject, over="admin", what=operation.id, **{**call.path, **call.noted})
-            version = getattr(answer, "version", "")
-            return _response(msgspec.json.encode(answer), headers={hdrs.ETAG: f'"{version}"'} if version else {})
+            if operation.is_safe:
+                return await self._serve(operation, call)
+            # Whoever hangs up does not undo the change, so its line of the audit log must not be lost either.
+            change = asyncio.ensure_future(self._serve(operation, call))
+            self._changes.add(change)
+            change.add_done_callback(self._changes.discard)
+            return await asyncio.shield(change)
 
         setattr(handle, ROLE, operation.role)
         return handle
 
+    async def _serve(self, operation: Operation, call: ApiCall) -> web.Response:
+        """Serve a call whose parameters and body are checked, and audit it."""
+        try:
+            answer = await operation.serve(call)
+        except ApiError as error:
+            return self._refuse(operation, call, error)
+        except (DiskFull, LimitExceeded) as error:
+            return self._refuse(operation, call, ApiError(HTTPStatus.CONFLICT, str(error)))
+        except Exception:
+            logger.exception("api.failed", operation=operation.id)
+            why = "the node has failed to serve this, which is a defect of Penstock; its log has the details"
+            return self._refuse(operation, call, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, why))
+        if not operation.is_safe and not operation.writes_audit:
+            self._note("changed", operation, call)
+        version = getattr(answer, "version", "")
+        return _response(msgspec.json.encode(answer), headers={hdrs.ETAG: f'"{version}"'} if version else {})
+
     def _refuse(self, operation: Operation, call: ApiCall, error: ApiError) -> web.Response:
         if not operation.is_safe:
-            values = {**call.path, **call.noted, "why": str(error)}
-            self._audit.note("failed", call.subject, over="admin", what=operation.id, **values)
+            call.noted["why"] = str(error)
+            self._note("failed", operation, call)
         return error_response(error)
+
+    def _note(self, event: Literal["changed", "failed"], operation: Operation, call: ApiCall) -> None:
+        """Write a line of the audit log: who asked for what, over what, and with which parameters."""
+        asked = msgspec.to_builtins(call.query) if call.query is not None else {}
+        given = {name: value for name, value in asked.items() if value and name not in ("limit", "after")}
+        values = {**given, **call.path, **call.noted}
+        for name in ("user", "client", "address"):  # these are of whoever asks
+            if name in values:
+                values[f"of_{name}"] = values.pop(name)
+        self._audit.note(event, call.subject, over=call.over, what=operation.id, **values)
 
 
 def role_of(request: web.Request) -> ApiRole:
@@ -140,9 +172,11 @@ def _query(operation: Operation, request: web.Request) -> Any:
         if len(query.getall(name)) > 1:
             raise ApiError(HTTPStatus.BAD_REQUEST, f"the parameter {name[:80]!r} is given more than once")
     try:
-        return msgspec.convert(dict(query), operation.query, strict=False)
+        converted = msgspec.convert(dict(query), operation.query, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"the parameters are not valid: {error}") from None
+    _check_numbers(msgspec.to_builtins(converted))
+    return converted
 
 
 async def _body(decoder: msgspec.json.Decoder[Any], request: web.Request) -> Any:
@@ -150,13 +184,33 @@ async def _body(decoder: msgspec.json.Decoder[Any], request: web.Request) -> Any
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body is {request.content_type[:80]!r}, but must be application/json"
         )
+    if encoding := request.headers.get(hdrs.CONTENT_ENCODING):
+        raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body is encoded as {encoding[:80]!r}; send it as it is")
     try:
-        data = await request.read()
+        async with asyncio.timeout(BODY_S_MAX):
+            data = await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {BODY_BYTES_MAX} bytes; send less at a time"
         ) from None
+    except TimeoutError:
+        raise ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {BODY_S_MAX:g} s") from None
+    except (OSError, ClientPayloadError, web.RequestPayloadError) as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"the body ends early: {error}") from None
     try:
-        return decoder.decode(data)
+        body = decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"the body is not valid: {error}") from None
+    _check_numbers(msgspec.to_builtins(body))
+    return body
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise ApiError for an integer that no field of the node can hold."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            _check_numbers(part)
+    elif isinstance(value, int) and abs(value) > NUMBER_MAX:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"the number {str(value)[:40]} is too large; the largest is {NUMBER_MAX}")

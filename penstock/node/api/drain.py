@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.node.api.operation import ApiCall, ApiRole, Operation
-from penstock.node.draining import Drain
+from penstock.node.draining import Drain, DrainState
 
 GRACE_MS_MAX = 24 * 3600 * 1000
 
@@ -47,7 +47,7 @@ class DrainOperations:
             "POST",
             "/drain",
             ApiRole.ADMIN,
-            "Refuse new clients, send the others away, let consumers finish, then stop the node.",
+            "Refuse new clients, send the others away, let consumers finish, then stop the node. A drain under way goes on.",
             self.begin,
             DrainShown,
             body=DrainRequest,
@@ -61,5 +61,6 @@ class DrainOperations:
         """Begin to drain."""
         asked: DrainRequest = call.body
         call.noted["grace_ms"] = asked.grace_ms
-        self._stop_after(asked.grace_ms / 1000)
+        if self._drain.state is DrainState.SERVING:  # else the drain under way goes on, with its own time
+            self._stop_after(asked.grace_ms / 1000)
         return await self.show(call)

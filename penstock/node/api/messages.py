@@ -103,7 +103,7 @@ class MessageOperations:
     def operations(self) -> Iterator[Operation]:
         """Yield the operations."""
         one, viewer = "/messages/{message_id}", ApiRole.VIEWER
-        yield Operation("getMessage", "GET", one, viewer, "Show a message without its body.", self.show, MessageShown)
+        yield Operation("getMessage", "GET", one, ApiRole.OPERATOR, "Show a message without its body.", self.show, MessageShown)
         yield Operation(
             "getMessageBody", "GET", f"{one}/body", ApiRole.OPERATOR, "Show the body of a message.", self.body, MessageBody
         )

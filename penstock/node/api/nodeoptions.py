@@ -150,10 +150,11 @@ def _plain(value: Any) -> Any:
 
 
 def _has_password(text: str) -> bool:
-    """Return whether a text is a URL with a password in it."""
+    """Return whether a text is a URL that may have a secret in it: a user, a password, or parameters."""
     if "://" not in text:
         return False
     try:
-        return bool(urlsplit(text).password)
+        parts = urlsplit(text)
+        return bool(parts.username or parts.password or parts.query)
     except ValueError:  # not a URL
         return False

@@ -116,6 +116,8 @@ class ApiCall:
     """Of the operation's type; None if it takes no body."""
     if_match: str = ""
     """The version of the thing that the caller has seen; empty if it did not say."""
+    over: str = "admin"
+    """How the call came, for the audit log."""
     noted: dict[str, object] = field(default_factory=dict)
     """Fields of the line in the audit log, besides the parts of the path."""
 

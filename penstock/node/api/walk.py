@@ -12,6 +12,9 @@ from penstock.node.api.operation import SLICE_S, PageQuery
 LOOKED_MAX: Final = 20_000
 """Names that one request looks at. A page for which more would have to be looked at ends early, and has a cursor."""
 
+CHARS_MAX: Final = 256 * 1024
+"""Characters of the names of one page. A page with longer names ends early, and has a cursor."""
+
 READ_AT_ONCE: Final = 64
 """Names that are read between two looks at the time."""
 
@@ -52,17 +55,18 @@ async def _page_in_order(
     rows: list[Row] = []
     start = max(query.after + "\0", prefix) if query.after else prefix
     last = ""
-    looked = 0
+    looked = chars = 0
     until_s = perf_counter() + SLICE_S
     while items := read(start, READ_AT_ONCE):
         for name, item in items:
             if not name.startswith(prefix):
                 return rows, None
-            if len(rows) == query.limit or looked == LOOKED_MAX:
+            if len(rows) == query.limit or looked == LOOKED_MAX or chars > CHARS_MAX:
                 return rows, last
             row = row_of(name, item)
             if row is not None:
                 rows.append(row)
+                chars += len(name)
             last = name
             looked += 1
         start = last + "\0"
