@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -51,9 +52,16 @@ class AdminApi:
         self._audit = audit
         self._changes: set[asyncio.Future[web.Response]] = set()
         """Changes under way: the loop itself keeps none of them alive."""
-        self.document = document(self._operations, version)
-        """The OpenAPI document."""
-        self._encoded = msgspec.json.encode(self.document)
+        self._version = version
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document. It takes some 50 ms to make, so it is made for the first caller that wants it."""
+        return document(self._operations, self._version)
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode(self.document)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes, for the admin listener and for the control socket."""
