@@ -325,7 +325,7 @@ class Gateway:
             self.sockets = None
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse all clients that connect from now on, and disconnect the others at an even pace; return when none is left.
+        """Refuse all clients that connect from now on, and send the others away at an even pace. Return when all were sent.
 
         It takes `grace_s` seconds at most, and less if fewer than `DRAINED_PER_S` clients are connected for each second. So
         those that connect again elsewhere don't come all at once.

@@ -264,6 +264,8 @@ class ShareGroup:
         if poll is not None and poll.future is future:
             self._poll = None
             self._polls.remove(poll, self.group)
+        if future.cancelled():
+            return  # the node drains, and hands out nothing more
         if future.exception() is None:
             self._deal_taken(future.result())
         self.pump()

@@ -13,6 +13,9 @@ from penstock.node.errors import ControlRefused, NodeNotRunning
 LOOK_S = 0.2
 """Seconds between two looks at the node."""
 
+REFUSALS_MAX = 50
+"""Looks without an answer, after which the command gives up."""
+
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
@@ -39,14 +42,24 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _wait(api: ApiClient) -> None:
-    """Return when the node has stopped."""
+    """Return when the node has stopped, or answers no more. Raises ControlRefused if it goes on to refuse."""
     last: object = None
+    refusals = 0
     while True:
         try:
             shown = api.get("/drain")
-        except (ConnectionError, NodeNotRunning, ControlRefused):
+        except NodeNotRunning:
             print_line("the node has stopped")
             return
+        except ConnectionError as error:
+            print_line(f"the node answers no more: {error}")
+            return
+        except ControlRefused:  # a node that stops ends a request without an answer
+            refusals += 1
+            if refusals > REFUSALS_MAX:
+                raise
+            time.sleep(LOOK_S)
+            continue
         if shown != last and last is not None:
             print_line(f"left: {shown['clients']} clients of MQTT, {shown['checkpoints']} batches that consumers have")
         last = shown

@@ -38,12 +38,14 @@ class Drain:
     Parameters:
         gateway: has the MQTT clients.
         core: has the deliveries.
+        serves: returns whether the node serves clients. A follower has none to send away.
         on_begun: called when the drain begins. The node is not ready any more.
     """
 
-    def __init__(self, gateway: Gateway, core: PopCore, on_begun: Callable[[], None]) -> None:
+    def __init__(self, gateway: Gateway, core: PopCore, serves: Callable[[], bool], on_begun: Callable[[], None]) -> None:
         self._gateway = gateway
         self._core = core
+        self._serves = serves
         self._on_begun = on_begun
         self._work: asyncio.Task[None] | None = None
         self.state = DrainState.SERVING
@@ -75,9 +77,10 @@ class Drain:
         self._on_begun()
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + grace_s
-        self._core.polls.drain(self._core.groups)
-        await self._gateway.drain(grace_s)
-        while self.deliveries and loop.time() < ends_s:  # noqa: ASYNC110
+        if self._serves():
+            self._core.polls.drain(self._core.groups)
+            await self._gateway.drain(grace_s)
+        while self._serves() and self.deliveries and loop.time() < ends_s:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)  # nobody is told when the last one is settled
         self.state = DrainState.DRAINED
         logger.info("node.drained", clients=self.clients, checkpoints=self.deliveries)

@@ -171,7 +171,7 @@ class Node:
             descriptors_below=self.descriptors.mqtt,
             traces=self._traces,
         )
-        self.draining = Drain(self.gateway, self.pop, self._begin_drain)
+        self.draining = Drain(self.gateway, self.pop, lambda: self._serves, self._begin_drain)
         sender = self._parts.sender
         servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
         self.rocketmq = rocketmq_service(
