@@ -44,7 +44,7 @@ class Audit:
     Parameters:
         path: of the file; empty for none.
         lines_per_s: the maximum number of lines of one event between two calls of `turn_page`. When an event has had them, each
-            kind of it still gets a tenth of that number: see `KIND_FIELDS`.
+            kind of it still gets a tenth of that number: see `KIND_FIELDS`. The event "changed" has no limit.
         now_ms: returns the time in ms since 1970.
 
     Raises:

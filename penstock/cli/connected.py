@@ -27,6 +27,9 @@ CLIENT_COLUMNS: Final = (
     "bytes_in",
     "bytes_out",
 )
+TIMES: Final = frozenset(("connected_ms", "last_packet_ms", "ends_ms", "will_due_ms"))
+"""Fields that are points in time. Other fields in ms are durations."""
+
 SESSION_COLUMNS: Final = ("client_id", "user", "is_connected", "ends", "has_will")
 
 
@@ -129,7 +132,7 @@ def _show(options: argparse.Namespace, path: str) -> int:
         return 0
     width = max(map(len, shown))
     for name, value in shown.items():
-        for number, line in enumerate(_lines(time_of(value) if name.endswith("_ms") and value > 10**12 else value)):
+        for number, line in enumerate(_lines(time_of(value) if name in TIMES else value)):
             print_line(f"{'' if number else name:>{width}}  {line}")
     return 0
 

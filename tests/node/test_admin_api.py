@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.node.api.operation import PageQuery, page_by_name
+from penstock.node.api.operation import PageQuery
+from penstock.node.api.pages import page_by_name
 from penstock.node.controladdress import SOCKET
 from tests.gateway.wire import Broker
 from tests.node.adminapi import ROLES, Api, api, audited, broker
@@ -140,3 +141,14 @@ async def test_odd_bytes_get_a_clear_answer(broker: Broker, headers: bytes, body
     writer.close()
     assert int(answer.split()[1]) == status, answer
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+
+
+async def test_pages_of_long_names_end_early() -> None:
+    items = {f"{number:03}" + "x" * 60_000: number for number in range(20)}
+    seen: list[int] = []
+    after: str | None = ""
+    while after is not None:
+        page, after = await page_by_name(items, PageQuery(limit=1_000, after=after))
+        assert 1 <= len(page) <= 5
+        seen += [number for _, number in page]
+    assert seen == list(range(20))

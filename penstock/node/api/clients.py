@@ -20,9 +20,9 @@ from penstock.gateway.gateway import Gateway
 from penstock.gateway.protocol.connect import Will
 from penstock.gateway.transport.peer import SAN_KINDS, Peer
 from penstock.node.api.access import BanRequest, BanShown, make_ban
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, in_slices, not_found
+from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
+from penstock.node.api.pages import in_slices, page_in_order
 from penstock.node.api.subscriptions import SubscriptionShown, live_subscription, queued_for
-from penstock.node.api.walk import page_in_order
 
 PROTOCOLS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 """Versions of MQTT by the protocol level of the CONNECT."""

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from penstock.node.api.messagereader import MessageRead
-from penstock.node.api.operation import LOOKED_AT_ONCE
+from penstock.node.api.pages import LOOKED_AT_ONCE
 from penstock.pop.core.checkpoint import ENTRY_BYTES, Checkpoint
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup

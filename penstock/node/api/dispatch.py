@@ -20,6 +20,9 @@ from penstock.store.errors import DiskFull, LimitExceeded
 
 logger = structlog.get_logger("node")
 
+CHANGES_MAX: Final = 256
+"""Changes under way at a time. Callers that hang up leave theirs behind, so connections don't bound them."""
+
 BODY_S_MAX: Final = 30.0
 """Seconds that a body may take to come."""
 
@@ -86,6 +89,10 @@ class AdminApi:
             if operation.is_safe:
                 return await self._serve(operation, call)
             # Whoever hangs up does not undo the change, so its line of the audit log must not be lost either.
+            if len(self._changes) >= CHANGES_MAX:
+                return self._refuse(
+                    operation, call, ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too many changes are under way; try again")
+                )
             change = asyncio.ensure_future(self._serve(operation, call))
             self._changes.add(change)
             change.add_done_callback(self._changes.discard)

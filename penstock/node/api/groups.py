@@ -17,18 +17,8 @@ import msgspec
 
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.node.api.changes import DurableChanges, causer_of, refusals, version_of
-from penstock.node.api.operation import (
-    LIMIT_MAX,
-    NUMBER_MAX,
-    ApiCall,
-    ApiError,
-    ApiRole,
-    Done,
-    Operation,
-    PageQuery,
-    in_slices,
-    page_by_name,
-)
+from penstock.node.api.operation import LIMIT_MAX, NUMBER_MAX, ApiCall, ApiError, ApiRole, Done, Operation, PageQuery
+from penstock.node.api.pages import in_slices, page_by_name
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import GroupSnapshot, ResetTo, snapshots

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.node.api.operation import ApiCall, ApiRole, Operation, PageQuery, not_found, page_by_name
+from penstock.node.api.operation import ApiCall, ApiRole, Operation, PageQuery, not_found
+from penstock.node.api.pages import page_by_name
 from penstock.node.config import OPTION_SECTIONS, Config, Origin
 from penstock.node.privacy import secret_files
 from penstock.node.variables import variable_of

@@ -6,12 +6,10 @@ say something else than the code does.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -32,12 +30,6 @@ NAME_CHARS_MAX: Final = 65_535
 
 LINE_BYTES_MAX: Final = 1024 * 1024
 """Bytes of the first line of a request, in which a name has up to twelve for each character."""
-
-SLICE_S: Final = 0.001
-"""Seconds that a request works at a time. The loop serves clients in between."""
-
-LOOKED_AT_ONCE: Final = 64
-"""Items that a request looks at between two looks at the time."""
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -162,55 +154,3 @@ class Operation:
     def is_safe(self) -> bool:
         """Whether the operation changes nothing."""
         return self.method == "GET"
-
-
-async def in_slices(items: Iterable[T]) -> list[T]:
-    """Return all items of an iterable that does some work for each, in slices between other work of the loop.
-
-    The iterable must bear that other work goes on in between: a copy, or a generator that looks up anew.
-    """
-    done: list[T] = []
-    until_s = perf_counter() + SLICE_S
-    for number, item in enumerate(items):
-        done.append(item)
-        if number % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
-            await asyncio.sleep(0)
-            until_s = perf_counter() + SLICE_S
-    return done
-
-
-async def page_by_name(
-    items: Mapping[str, Item], query: PageQuery, wanted: Callable[[str, Item], bool] = lambda name, item: True
-) -> tuple[list[tuple[str, Item]], str | None]:
-    """Return a page of a mapping in the order of its names, and the cursor of the next one; None if there is none.
-
-    The time is in proportion to the size of the mapping, in slices between other work. Items that come or go meanwhile may be
-    on the page or not; all others are on exactly one page.
-
-    Args:
-        items: by name.
-        query: which page.
-        wanted: tells which items are listed.
-    """
-    after, limit = query.after, query.limit
-    lowest: list[tuple[str, Item]] = []
-    last = ""
-    until_s = perf_counter() + SLICE_S
-    for number, (name, item) in enumerate(tuple(items.items())):
-        if number % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
-            await asyncio.sleep(0)
-            until_s = perf_counter() + SLICE_S
-        if name <= after or (last and name >= last) or not wanted(name, item):
-            continue
-        lowest.append((name, item))
-        if len(lowest) >= 2 * limit + 2:  # keep the lowest; what is above the last of them needs no look any more
-            lowest.sort(key=_name)
-            del lowest[limit + 1 :]
-            last = lowest[-1][0]
-    lowest.sort(key=_name)
-    page = lowest[:limit]
-    return page, page[-1][0] if len(lowest) > limit else None
-
-
-def _name(entry: tuple[str, Any]) -> str:
-    return entry[0]

@@ -15,18 +15,8 @@ from penstock.gateway.delivery.retained_messages import RetainedMessages, Retain
 from penstock.node.api.changes import DurableChanges, causer_of
 from penstock.node.api.messagereader import BODY_BYTES_SHOWN, MessageReader
 from penstock.node.api.messages import PropertiesShown, properties_shown
-from penstock.node.api.operation import (
-    LOOKED_AT_ONCE,
-    SLICE_S,
-    ApiCall,
-    ApiError,
-    ApiRole,
-    Done,
-    Operation,
-    PageQuery,
-    not_found,
-)
-from penstock.node.api.walk import LOOKED_MAX
+from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
+from penstock.node.api.pages import CHARS_MAX, LOOKED_AT_ONCE, LOOKED_MAX, SLICE_S
 from penstock.pop.core.sender import message_id
 from penstock.store.errors import TopicInvalid
 from penstock.store.record import Flag
@@ -133,15 +123,16 @@ class RetainedOperations:
     async def _page(self, query: RetainedQuery) -> tuple[list[RetainedShown], str | None]:
         """Return a page and its cursor, in slices between other work of the loop."""
         items: list[RetainedShown] = []
-        last = ""
+        last, chars = "", 0
         until_s = perf_counter() + SLICE_S
         for looked, (topic, row) in enumerate(self._retained.listed(query.filter, query.after), 1):
             if topic:
-                if last and (len(items) == query.limit or looked > LOOKED_MAX):
+                if last and (len(items) == query.limit or looked > LOOKED_MAX or chars > CHARS_MAX):
                     return items, last
                 last = topic
                 if row is not None:
                     items.append(_shown(topic, row))
+                    chars += len(topic)
             if looked % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
                 await asyncio.sleep(0)
                 until_s = perf_counter() + SLICE_S

@@ -15,8 +15,8 @@ from penstock.gateway.sessions.wills import WillOutcome
 from penstock.node.api.changes import DurableChanges
 from penstock.node.api.clients import WillShown, will_shown
 from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
+from penstock.node.api.pages import page_in_order
 from penstock.node.api.subscriptions import queued_for, queued_while_away
-from penstock.node.api.walk import page_in_order
 from penstock.store.queues.queues import Queues
 
 

@@ -16,8 +16,8 @@ from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation, PageQuery, in_slices, not_found, page_by_name
-from penstock.node.api.walk import page_in_order
+from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation, PageQuery, not_found
+from penstock.node.api.pages import in_slices, page_by_name, page_in_order
 from penstock.store.errors import QueueUnknown, TopicInvalid
 from penstock.store.queues.queues import Queues
 from penstock.store.topics import check_filter

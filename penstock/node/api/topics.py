@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 import numpy as np
 
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation, PageQuery, in_slices, page_by_name
-from penstock.node.api.walk import page_in_order
+from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation, PageQuery
+from penstock.node.api.pages import in_slices, page_by_name, page_in_order
 from penstock.node.topictraffic import TopicTraffic, TrafficSample
 from penstock.store.errors import TopicInvalid
 from penstock.store.queues.lightqueue import LightQueue
