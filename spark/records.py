@@ -23,10 +23,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FIXED_BYTES = np.array(record.FIXED_BYTES, dtype=np.int64)
 
-HANDED_OUT = int(Kind.POP_CHECKPOINT)
-"""Event for the beginning of a delivery, by a checkpoint or by a change of invisible time. The event for the end of a delivery
-is the kind of the record that ended it, or one of those below."""
-
 EXTENDED = int(Kind.POP_INVISIBLE_CHANGED)
 NACKED = EXTENDED + 64
 GIVEN_BACK = EXTENDED + 128

@@ -165,20 +165,6 @@ def contains(filter: str, other: str) -> bool:
     return len(ours) == len(theirs) or ours[len(theirs) :] == ["#"]  # `a/#` matches `a` as well
 
 
-def intersection(filter: str, other: str) -> str | None:
-    """Return the filter that matches the topics that both of two valid filters match; None if they share no topic."""
-    if not overlap(filter, other):
-        return None
-    ours, theirs = filter.split("/"), other.split("/")
-    common: list[str] = []
-    for one, two in zip(ours, theirs, strict=False):
-        if "#" in (one, two):
-            break
-        common.append(two if one == "+" else one)
-    rest = ours[len(common) :], theirs[len(common) :]
-    return "/".join(common + (rest[1] if rest[0] == ["#"] else rest[0]))
-
-
 # --- all filters at once --------------------------------------------------------------------------------------------
 
 

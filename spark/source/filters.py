@@ -28,8 +28,6 @@ INT64_MAX = 2**63 - 1
 _BOUNDS = {"position": "position", "at_ms": "ms", "time": "ms"}
 """Columns whose bounds a filter may set, and what they bound."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 @dataclass(slots=True)
 class RecordFilter:

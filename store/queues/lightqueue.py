@@ -269,24 +269,6 @@ class LightQueue:
             return self._read_pinned(offset, wanted) or (begin, found)
         return begin, found
 
-    def read_back(self, offset: int, count: int) -> tuple[int, bytes]:
-        """Return up to `count` adjacent entries before `offset`, oldest first, and the offset of the first of them.
-
-        With an offset at the end or after it, these are the newest entries. A caller goes further back from the offset of the
-        first one. Only an empty answer means that the queue has no entry before `offset`.
-        """
-        end, dense = min(offset, self.committed_offset), self.dense_offset()
-        if end > dense:
-            start = max(end - count, dense)
-            return self.read_from(start, end - start)
-        row = self.index.last_at_or_before(pinned_key(self.id, end - 1), pinned_prefix(self.id)) if end else None
-        if row is None:
-            return end, b""
-        first = int.from_bytes(row[0][-8:], "big")
-        entries = row[1][: (end - first) * ENTRY_BYTES]
-        skip = max(len(entries) // ENTRY_BYTES - count, 0)
-        return first + skip, entries[skip * ENTRY_BYTES :]
-
     def _read_dense(self, offset: int, part: bytes, wanted: int) -> tuple[int, bytes]:
         """Return what `read_from` does, but without the pinned entries. `part` has the first entries, if any were found."""
         begin = offset

@@ -1,4 +1,4 @@
-"""Containment and intersection of topic filters, against every topic of a small alphabet."""
+"""Containment of topic filters, against every topic of a small alphabet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.topics import contains, intersection, matches
+from penstock.store.topics import contains, matches
 
 WORDS = ("a", "b", "$s")
 OTHER = "x"
@@ -34,12 +34,6 @@ def matched(topic_filter: str) -> set[str]:
 @given(filters(), filters())
 def test_a_filter_contains_another_if_it_matches_all_of_its_topics(ours: str, theirs: str) -> None:
     assert contains(ours, theirs) == (matched(ours) >= matched(theirs))
-
-
-@given(filters(), filters())
-def test_the_intersection_matches_what_both_match(ours: str, theirs: str) -> None:
-    both = intersection(ours, theirs)
-    assert (matched(both) if both is not None else set()) == matched(ours) & matched(theirs)
 
 
 @pytest.mark.parametrize(
