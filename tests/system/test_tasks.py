@@ -160,7 +160,9 @@ async def test_a_cron_schedule(penstock_node: NodeInThread, penstock_client: Syn
     (code,) = blocks_of("docs/guides/delayed.md", "Send again and again", penstock_node)
     await program(code).main()
     penstock_node.advance(timedelta(days=4))
-    (report,) = penstock_client.pop("reports/+", group="reports", wait=60)
+    # One message for all occurrences that were missed. One more is on time if it is two o'clock in Berlin just now.
+    report, *on_time = penstock_client.pop("reports/+", group="reports", wait=60)
+    assert len(on_time) <= 1
     assert re.fullmatch(rb'\{"day": "20\d\d-\d\d-\d\d"\}', report.body)
     assert report.properties["schedule"] == "report/acme"
 
