@@ -41,7 +41,7 @@ def _by_tag(document: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str
 
 def _row(operation: tuple[str, str, dict[str, Any]]) -> tuple[str, ...]:
     method, path, described = operation
-    answer = described["responses"]["200"]["content"]["application/json"]["schema"]
+    (answer,) = (content["schema"] for content in described["responses"]["200"]["content"].values())
     role = described["description"].removeprefix("Role: ").rstrip(".")
     return f"`{method} {path}`", role, described["summary"], "; ".join(_taken(described)), _kind(answer)
 

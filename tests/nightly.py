@@ -99,7 +99,10 @@ def _tests(size: Size) -> list[list[str]]:
     if size.is_smoke:
         cluster = "tests/system/test_cluster.py::test_nothing_acknowledged_is_lost_when_leaders_are_killed"
         demo = "tests/system/test_demo.py::test_the_demo_accounts_for_every_reading"
-        return [[rounds, *_pytest("-m", "nightly", "tests/system/test_kill.py", "tests/store/test_kill.py", cluster, demo)]]
+        schema = "tests/node/test_api_schema.py"
+        return [
+            [rounds, *_pytest("-m", "nightly", "tests/system/test_kill.py", "tests/store/test_kill.py", schema, cluster, demo)]
+        ]
     skip = ("tests/system/test_rocketmq_clients.py", "tests/system/test_mqtt_clients.py", "tests/test_bench.py", "tests/attack")
     fleet = [f"PENSTOCK_FLEET_DEVICES={size.times(20, 60)}", f"PENSTOCK_FLEET_KILLS={size.times(1, 3)}"]
     return [[rounds, *fleet, *_pytest("-m", "nightly", *(f"--ignore={path}" for path in skip))]]

@@ -26,7 +26,8 @@ from penstock.node.adminaccess import AdminAccess, AdminRefused
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.api.dispatch import BODY_BYTES_MAX, SUBJECT, AdminApi, answered, role_of
-from penstock.node.api.operation import LINE_BYTES_MAX
+from penstock.node.api.operation import LINE_BYTES_MAX, ApiRole
+from penstock.node.api.streaming import IS_ALLOWED
 from penstock.node.errors import AdminUnavailable
 from penstock.node.metrics.exposition import exposition
 from penstock.store.errors import TopicInvalid
@@ -128,13 +129,19 @@ class Admin:
         )
         # No access log, because scrapes and probes arrive every few seconds.
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=SHUTDOWN_S, logger=_failures, max_line_size=LINE_BYTES_MAX
+            app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            logger=_failures,
+            max_line_size=LINE_BYTES_MAX,
+            handler_cancellation=True,  # nobody works for a caller that has hung up
         )
         await runner.setup()
         server = runner.server
         assert server is not None
         listen = self._options.listen
-        sockets = AdminSockets(server, self._connections_max, self._context)
+        streams = self._api.streams if self._api is not None else ()
+        sockets = AdminSockets(server, self._connections_max, self._context, streams)
         try:
             port = await sockets.start(listen.host, listen.port)
         except OSError as error:
@@ -174,10 +181,20 @@ class Admin:
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            request[SUBJECT] = await self._access.check(request, role_of(request))
+            role = role_of(request)
+            request[SUBJECT] = await self._access.check(request, role)
+            request[IS_ALLOWED] = lambda: self._is_allowed(request, role)
         except AdminRefused as error:
             return error.response()
         return await answered(request, handler)
+
+    async def _is_allowed(self, request: web.Request, role: ApiRole) -> bool:
+        """Return whether a request would be served now."""
+        try:
+            await self._access.check(request, role)
+        except AdminRefused:
+            return False
+        return True
 
     async def _index(self, _request: web.Request) -> web.Response:
         api = {} if self._api is None else {"/api/v1/openapi.json": "the admin API, as an OpenAPI document"}

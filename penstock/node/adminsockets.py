@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Final
 
@@ -43,12 +43,18 @@ class AdminSockets:
         server: makes the protocol of each connection.
         connections_max: the maximum number of open connections.
         context: returns the TLS context of this moment; None without TLS.
+        streams: connections that make way for no other one. There are fewer than `connections_max`.
     """
 
     def __init__(
-        self, server: web.Server, connections_max: int, context: Callable[[], ssl.SSLContext | None] = lambda: None
+        self,
+        server: web.Server,
+        connections_max: int,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
+        streams: Container[RequestHandler] = (),
     ) -> None:
         self._server = server
+        self._streams = streams
         self._context = context
         self._connections_max = connections_max
         self._loop = asyncio.get_running_loop()
@@ -147,8 +153,8 @@ class AdminSockets:
         idle = next((handler for handler in self._open if handler._current_request is None), None)
         if idle is not None:
             return idle
-        oldest, since_s = next(iter(self._open.items()))
-        return oldest if self._loop.time() - since_s > BUSY_S else None
+        oldest = next((handler for handler in self._open if handler not in self._streams), None)
+        return oldest if oldest is not None and self._loop.time() - self._open[oldest] > BUSY_S else None
 
     def _end_handshake(self, end: socket.socket) -> None:
         """Let a handshake fail. Cancelling its task is no way: the descriptor may then be closed here and by uvloop."""

@@ -42,6 +42,8 @@ from penstock.node.api.retained import RetainedOperations
 from penstock.node.api.schedules import ScheduleOperations
 from penstock.node.api.sessions import SessionOperations
 from penstock.node.api.storage import StorageOperations
+from penstock.node.api.streaming import STREAMS_MAX, Streams
+from penstock.node.api.streams import StreamOperations
 from penstock.node.api.subscriptions import SubscriptionOperations
 from penstock.node.api.timers import DelayedOperations
 from penstock.node.api.topics import TopicOperations
@@ -200,7 +202,8 @@ class Node:
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._traffic = TrafficSample(self.store)
-        self.api = AdminApi(self._operations(), self.access.audit, __version__)
+        streams = Streams(min(STREAMS_MAX, self.descriptors.admin // 2))
+        self.api = AdminApi(self._operations(), self.access.audit, __version__, streams)
         self._admin = Admin(
             config.admin,
             self.access,
@@ -272,6 +275,7 @@ class Node:
         yield from DelayedOperations(self.delayed, self._listing, sender, reader, store, changes).operations()
         yield from PublishOperations(sender, self.retained, store, changes, bytes_max).operations()
         yield from RetainedOperations(self.retained, store, reader, changes).operations()
+        yield from StreamOperations(store, reader, self.registry, self._totaller.prepare).operations()
 
     def _install_snapshot(self) -> None:
         position = install_snapshot(self.config.data_dir)
@@ -460,6 +464,7 @@ class Node:
         self._key_sets.stop()
         if self._opening is not None:
             await asyncio.wait((self._opening,))
+        self.api.streams.close()
         await self._holding.stop()
         await self._control.stop()
         if self.tables is not None:

@@ -16,9 +16,8 @@ from typing import Final
 
 import structlog
 
+from penstock.node.recordheads import read_heads
 from penstock.store.errors import PositionUnknown
-from penstock.store.log.recordscan import read_records
-from penstock.store.options import KIB
 from penstock.store.record import HEADER, HEADER_BYTES, Kind
 from penstock.store.store import Store
 
@@ -30,12 +29,6 @@ TOPICS_MAX: Final = 10_000
 LOOK_S_MIN: Final = 0.1
 LOOK_S_MAX: Final = 0.4
 """Bounds of the random time between two looks, in seconds."""
-
-LOOK_RECORDS: Final = 500
-"""Records that one look counts at most, which takes the loop a millisecond or two where each has a topic of its own."""
-
-LOOK_BYTES: Final = 64 * KIB
-"""Bytes of the log that one look reads at most, unless one record is larger."""
 
 MEMORY_S: Final = 30.0
 """Seconds over which rates are averaged: what is older counts less, by a factor of e for each such time."""
@@ -137,12 +130,7 @@ class TrafficSample:
         Raises:
             PositionUnknown: retention has just dropped the segment, or the disk can't read it.
         """
-        segment = self._store.log.segment_at(begin)
-        stop = min(end - segment.base, segment.capacity)
-        data, offsets, length = read_records(segment.read, begin - segment.base, stop, LOOK_BYTES)
-        if len(offsets) > LOOK_RECORDS:
-            length = offsets[LOOK_RECORDS]
-            del offsets[LOOK_RECORDS:]
+        data, offsets, length = read_heads(self._store.log, begin, end)
         for at in offsets:
             size, _, kind, _, topic_len, _, store_ms = HEADER.unpack_from(data, at)
             if kind == Kind.MESSAGE:

@@ -89,7 +89,8 @@ async def test_the_document_describes_each_operation(api: Api) -> None:
     for path, methods in document["paths"].items():
         for method, described in methods.items():
             assert described["summary"].endswith("."), (path, method)
-            assert described["responses"]["200"]["content"]["application/json"]["schema"]
+            content_type = "application/x-ndjson" if path.startswith("/api/v1/streams/") else "application/json"
+            assert described["responses"]["200"]["content"][content_type]["schema"]
 
 
 @given(names=st.sets(st.text(min_size=1, max_size=3)), limit=st.integers(1, 5))

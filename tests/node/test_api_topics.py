@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from penstock.gateway.protocol.properties import Property
-from penstock.node import topictraffic
+from penstock.node import recordheads, topictraffic
 from tests.gateway.wire import Broker
 from tests.node.adminapi import Api, api, audited, broker
 
@@ -92,7 +92,7 @@ async def test_topics_of_live_traffic_have_rates(broker: Broker, api: Api, monke
 
 
 async def test_a_look_at_much_traffic_is_made_up_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topictraffic, "LOOK_RECORDS", 10)
+    monkeypatch.setattr(recordheads, "RECORDS_MAX", 10)
     client = await broker.connect("device")
     await client.publish("plant", b"x", 1)
     sample = topictraffic.TrafficSample(broker.node.store)

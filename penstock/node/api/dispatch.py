@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, Literal
@@ -16,6 +17,7 @@ from penstock.access.audit import Audit
 from penstock.access.subject import Subject
 from penstock.node.api.openapi import PREFIX, document
 from penstock.node.api.operation import NUMBER_MAX, ApiCall, ApiError, ApiRole, Operation
+from penstock.node.api.streaming import Streams
 from penstock.store.errors import DiskFull, LimitExceeded
 
 logger = structlog.get_logger("node")
@@ -48,10 +50,12 @@ class AdminApi:
         operations: all of them.
         audit: the audit log.
         version: of Penstock.
+        streams: sends the streams.
     """
 
-    def __init__(self, operations: Iterable[Operation], audit: Audit, version: str) -> None:
+    def __init__(self, operations: Iterable[Operation], audit: Audit, version: str, streams: Streams) -> None:
         self._operations = tuple(operations)
+        self.streams: Final = streams
         self._audit = audit
         self._changes: set[asyncio.Future[web.Response]] = set()
         """Changes under way: the loop itself keeps none of them alive."""
@@ -79,11 +83,13 @@ class AdminApi:
     def _handler(self, operation: Operation) -> Handler:
         decoder = msgspec.json.Decoder(operation.body) if operation.body is not None else None
 
-        async def handle(request: web.Request) -> web.Response:
+        async def handle(request: web.Request) -> web.StreamResponse:
             call = ApiCall(request[SUBJECT], request.match_info, None, None, _version(request), request.get(OVER, "admin"))
             try:
                 call.query = _query(operation, request)
                 call.body = await _body(decoder, request) if decoder is not None else None
+                if operation.is_stream:
+                    return await self._stream(operation, call, request)
             except ApiError as error:
                 return self._refuse(operation, call, error)
             if operation.is_safe:
@@ -100,6 +106,12 @@ class AdminApi:
 
         setattr(handle, ROLE, operation.role)
         return handle
+
+    async def _stream(self, operation: Operation, call: ApiCall, request: web.Request) -> web.StreamResponse:
+        """Send a stream. Raises ApiError before it has begun."""
+        with self.streams.place(request):
+            async with aclosing(await operation.serve(call)) as lines:
+                return await self.streams.send(request, lines)
 
     async def _serve(self, operation: Operation, call: ApiCall) -> web.Response:
         """Serve a call whose parameters and body are checked, and audit it."""

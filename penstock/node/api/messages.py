@@ -119,21 +119,7 @@ class MessageOperations:
 
     async def show(self, call: ApiCall) -> MessageShown:
         """Return a message without its body."""
-        message = await self._message(call)
-        causer = Causer.from_row(message.properties.by)
-        return MessageShown(
-            message_id=message_id(message.position),
-            topic=message.topic,
-            stored_ms=message.store_ms,
-            size_bytes=message.size,
-            body_bytes=message.body_bytes,
-            qos=message.flags & Flag.QOS_MASK,
-            flags=[name for flag, name in KINDS.items() if message.flags & flag],
-            user=causer.user,
-            address=causer.source,
-            client_id=causer.client or message.properties.publisher,
-            properties=properties_shown(message.properties),
-        )
+        return message_shown(await self._message(call))
 
     async def body(self, call: ApiCall) -> MessageBody:
         """Return the body of a message, or its beginning."""
@@ -159,6 +145,24 @@ class MessageOperations:
         if message is None:
             raise not_found("message", call.path["message_id"])
         return message
+
+
+def message_shown(message: MessageRead) -> MessageShown:
+    """Return a message as the API shows it, without its body."""
+    causer = Causer.from_row(message.properties.by)
+    return MessageShown(
+        message_id=message_id(message.position),
+        topic=message.topic,
+        stored_ms=message.store_ms,
+        size_bytes=message.size,
+        body_bytes=message.body_bytes,
+        qos=message.flags & Flag.QOS_MASK,
+        flags=[name for flag, name in KINDS.items() if message.flags & flag],
+        user=causer.user,
+        address=causer.source,
+        client_id=causer.client or message.properties.publisher,
+        properties=properties_shown(message.properties),
+    )
 
 
 def properties_shown(properties: Properties) -> PropertiesShown:

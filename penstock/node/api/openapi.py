@@ -12,6 +12,9 @@ from penstock.node.api.operation import NoQuery, Operation
 
 PREFIX: Final = "/api/v1"
 
+STREAM_TYPE: Final = "application/x-ndjson"
+"""Content type of a stream: https://github.com/ndjson/ndjson-spec."""
+
 ERROR: Final = {
     "type": "object",
     "properties": {"error": {"type": "string", "description": "What was wrong, and what to do."}},
@@ -79,7 +82,7 @@ def _described(operation: Operation, answer: dict[str, Any], body: dict[str, Any
         "description": f"Role: {operation.role}.",
         "parameters": [*_path_parameters(operation), *_query_parameters(operation)],
         "responses": {
-            "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}},
+            "200": _answer(operation, answer),
             **{
                 status: {
                     "description": why,
@@ -102,6 +105,15 @@ def _described(operation: Operation, answer: dict[str, Any], body: dict[str, Any
     if body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return described
+
+
+def _answer(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
+    if operation.is_stream:
+        return {
+            "description": "A line of JSON after another, each of which is described here, until the caller hangs up.",
+            "content": {STREAM_TYPE: {"schema": schema}},
+        }
+    return {"description": "The answer.", "content": {"application/json": {"schema": schema}}}
 
 
 def _path_parameters(operation: Operation) -> list[dict[str, Any]]:

@@ -135,7 +135,7 @@ class Operation:
     summary: str
     """A sentence for the reference."""
     serve: Callable[[ApiCall], Awaitable[Any]]
-    """Returns the answer, of the type `answer`. It raises ApiError."""
+    """Returns the answer, of the type `answer`, or for a stream an iterator of them. It raises ApiError."""
     answer: Any
     """The type of the answer."""
     query: type[msgspec.Struct] = NoQuery
@@ -144,6 +144,8 @@ class Operation:
     """The type of the body; None if the operation takes none."""
     writes_audit: bool = False
     """Whether what it calls writes the line of a change into the audit log."""
+    is_stream: bool = False
+    """Whether the answer goes on until the caller hangs up, with a line of JSON for each `answer`."""
 
     @property
     def tag(self) -> str:
