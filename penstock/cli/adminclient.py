@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import TYPE_CHECKING, Any
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, TypeVar
 
 import orjson
 
 from penstock.cli.endpoint import ADMIN, Endpoint, why_unconnected
 from penstock.cli.login import UserPassword
 
-if TYPE_CHECKING:
-    pass
-
+T = TypeVar("T")
 
 ANSWER_S = 10.0
 """Seconds for a connection, and for each part of an answer."""
@@ -53,29 +52,47 @@ class AdminClient:
             ConnectionError: no admin listener answers.
             PermissionError: the node does not show this to whoever asks.
         """
+        connection, response = self._open(method, path, body)
+        with closing(connection):
+            return response.status, self._read(response.read)
+
+    def lines(self, path: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the status, and a line, for each line of an answer that goes on. Raises as `request`."""
+        connection, response = self._open("GET", path, None)
+        with closing(connection):
+            while line := self._read(response.readline):
+                yield response.status, line
+
+    def _open(self, method: str, path: str, body: bytes | None) -> tuple[HTTPConnection, HTTPResponse]:
+        """Send a request, and return the connection with the beginning of the answer. Raises as `request`."""
         host, port = self._node.address.host, self._node.address.port
         connection = (
             HTTPSConnection(host, port, timeout=ANSWER_S, context=self._context)
             if self._context is not None
             else HTTPConnection(host, port, timeout=ANSWER_S)
         )
+        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
         try:
-            headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            status, answer = response.status, response.read()
+            self._read(lambda: connection.request(method, path, body, headers))
+            response = self._read(connection.getresponse)
+            if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST):
+                raise PermissionError(
+                    f"The admin listener on {self._node.address} refuses the request: {_why(self._read(response.read))}. Set "
+                    "PENSTOCK_TOKEN, or give --user NAME."
+                )
+        except BaseException:
+            connection.close()
+            raise
+        return connection, response
+
+    def _read(self, step: Callable[[], T]) -> T:
+        """Return the result of a step that uses the connection. Raises ConnectionError if nobody answers as HTTP does."""
+        try:
+            return step()
         except HTTPException as error:
             raise ConnectionError(why_unconnected(self._node, ADMIN, None)) from error
         except OSError as error:
             raise ConnectionError(why_unconnected(self._node, ADMIN, error)) from error
-        finally:
-            connection.close()
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST):
-            raise PermissionError(
-                f"The admin listener on {self._node.address} refuses the request: {_why(answer)}. Set PENSTOCK_TOKEN, or give "
-                "--user NAME."
-            )
-        return status, answer
 
 
 def _why(body: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -66,22 +66,40 @@ class ApiClient:
             ControlRefused: the node refuses. The text says why.
             ConnectionError, PermissionError, NodeNotRunning: as `AdminClient` and `Request`.
         """
-        given = {name: value for name, value in (query or {}).items() if value not in (None, "", [])}
-        target = PREFIX + path + (f"?{urlencode(given, doseq=True)}" if given else "")
+        target = _target(path, query)
         data = orjson.dumps(body) if body is not None else None
         if self._data_dir is not None:
             with Request(self._data_dir, method, target, data) as request:
                 return request.line()
-        status, answer = self._listener.request(method, target, data)
-        try:
-            decoded = orjson.loads(answer)
-        except orjson.JSONDecodeError:
-            raise ControlRefused(
-                f"the server that answers {path} is no Penstock node: give --admin the node's admin.listen"
-            ) from None
-        if status != HTTPStatus.OK:
-            raise ControlRefused(str(decoded.get("error", answer)) if isinstance(decoded, dict) else str(answer))
-        return decoded
+        return _decoded(path, *self._listener.request(method, target, data))
+
+    def stream(self, path: str, **query: object) -> Iterator[Any]:
+        """Yield the lines of a stream until the node ends it. Raises as `call`."""
+        target = _target(path, query)
+        if self._data_dir is not None:
+            with Request(self._data_dir, "GET", target) as request:
+                while True:
+                    yield request.line()
+        for status, line in self._listener.lines(target):
+            yield _decoded(path, status, line)
+
+
+def _target(path: str, query: Mapping[str, object] | None) -> str:
+    given = {name: value for name, value in (query or {}).items() if value not in (None, "", [])}
+    return PREFIX + path + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+def _decoded(path: str, status: int, answer: bytes) -> Any:
+    """Return what an answer of the admin listener says. Raises ControlRefused if it says that the node refuses."""
+    try:
+        decoded = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        raise ControlRefused(
+            f"the server that answers {path} is no Penstock node: give --admin the node's admin.listen"
+        ) from None
+    if status != HTTPStatus.OK:
+        raise ControlRefused(str(decoded.get("error", answer)) if isinstance(decoded, dict) else str(answer))
+    return decoded
 
 
 def escaped(name: str) -> str:
