@@ -12,6 +12,7 @@ BENCHES = {
     "store": "Measure the store alone: append, read, many queues, starts.",
     "timer": "Measure delayed messages, beside a sorted set of Redis and the schedules of nats-server.",
     "access": "Measure what access control costs, for a decision and for a message.",
+    "admin": "Measure the admin API with 100,000 clients, and what it does to publishers. It runs only by name.",
     "backup": "Measure backups, and what they do to publishers. It runs only by name.",
     "compare": "Compare this tree with another tree of the project. It runs only by name.",
     "quick": "Compare the hot paths of this tree with those of a commit, in three minutes. It runs only by name.",
@@ -23,7 +24,7 @@ BENCHES = {
 }
 """Summary of each benchmark, by name. `bench.<name>.main(arguments)` runs it and returns its exit status."""
 
-NAMED_ONLY = ("backup", "compare", "curve", "quick", "soak", "spark", "storm", "tables")
+NAMED_ONLY = ("admin", "backup", "compare", "curve", "quick", "soak", "spark", "storm", "tables")
 """Benchmarks that `python -m bench` alone does not run: they need another tree, tens of gigabytes of disk, or minutes."""
 
 

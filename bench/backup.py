@@ -51,7 +51,7 @@ def _penstock(*arguments: object) -> dict[str, float]:
 
 
 @contextmanager
-def _meanwhile(work: Callable[[Event], R]) -> Iterator[Future[R]]:
+def meanwhile(work: Callable[[Event], R]) -> Iterator[Future[R]]:
     """Run `work` on a thread meanwhile, and wait for its end. The event that it gets is set at the end of the block."""
     ended = Event()
     with ThreadPoolExecutor(1) as thread:
@@ -88,11 +88,11 @@ def _one_run(node: BrokerProcess, data_dir: Path, target: Path, steady_s: float)
 
     first, second = back_up("first"), back_up("first")
     alone = _steady(node, steady_s)
-    with _meanwhile(lambda _: back_up("whole")) as whole:
+    with meanwhile(lambda _: back_up("whole")) as whole:
         during_whole = _steady(node, max(first["seconds"] * LOAD_SHARE, 1))
-    with _meanwhile(again_and_again) as later:
+    with meanwhile(again_and_again) as later:
         during_later = _steady(node, steady_s)
-    with _meanwhile(lambda _: back_up("bounded", "--mib-per-s", BOUND_MIB_PER_S)):
+    with meanwhile(lambda _: back_up("bounded", "--mib-per-s", BOUND_MIB_PER_S)):
         during_bounded = _steady(node, steady_s)
     verified = _penstock("verify", target / "whole", "--work-dir", target)
     restored = _penstock("restore", target / "whole", target / "restored")

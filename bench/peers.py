@@ -218,14 +218,17 @@ def _server(
 
 
 @contextmanager
-def penstock(data_dir: Path, *options: str, tree: Tree = THIS) -> Iterator[BrokerProcess]:
+def penstock(data_dir: Path, *options: str, tree: Tree = THIS, crowd: int = 0) -> Iterator[BrokerProcess]:
     """Run a tree's node on `data_dir` with listeners on free ports and more `options` of `penstock serve`. It may be killed.
+
+    With a crowd, it is a node of this tree whose registry has so many clients that are not connected.
 
     Raises:
         BrokerFailed
     """
     listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-    command = [*tree.command, "serve", "--data-dir", str(data_dir.resolve()), *listeners, *options]
+    penstock_command = tree.command if not crowd else [sys.executable, "-m", "bench.crowd", str(crowd)]
+    command = [*penstock_command, "serve", "--data-dir", str(data_dir.resolve()), *listeners, *options]
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory,
         _process(command, Path(directory), (0, -signal.SIGKILL), tree) as process,

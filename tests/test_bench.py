@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import access, backup, compare, curve, floor, mqtt, pop, quick, soak, store, storm, timer
+from bench import access, admin, backup, compare, curve, floor, mqtt, pop, quick, soak, store, storm, timer
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, penstock
 from bench.profile import shares_of
@@ -39,6 +39,7 @@ TABLES = {
     "timer": timer.ROWS,
     "access": access.ROWS,
     "backup": backup.ROWS,
+    "admin": admin.ROWS,
 }
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="there is no C compiler")

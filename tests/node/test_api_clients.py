@@ -8,12 +8,10 @@ from urllib.parse import quote
 
 import aiohttp
 
+from bench.crowd import CONNECTIONS, crowd
 from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.sorted_names import SortedNames
-from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.protocol.properties import Property
-from penstock.gateway.sessions.session import Session
-from penstock.gateway.transport.peer import Peer
 from tests.gateway.certificates import Authority
 from tests.gateway.wire import CLEAN, WILL, Broker
 from tests.node.adminapi import Api, api, audited, broker
@@ -22,7 +20,6 @@ from tests.waiting import until
 __all__ = ["api", "broker"]
 
 CLIENTS = 100_000
-CONNECTIONS = 500
 
 LASTS = {Property.SESSION_EXPIRY_S: 3600}
 
@@ -177,23 +174,8 @@ async def test_what_is_wrong_is_said_in_a_sentence(api: Api) -> None:
         assert why in answer["error"], path
 
 
-def simulate_clients(broker: Broker) -> None:
-    """Fill the registry of clients as a hundred thousand of them would, with few connections behind them."""
-    gateway = broker.node.gateway
-    listener = broker.listener("mqtt")
-    connections = []
-    for number in range(CONNECTIONS):
-        connection = gateway.connect(Peer(listener, f"10.0.{number // 250}.{number % 250}", 1883))
-        connection.session = Session(f"user-{number}", 10, user=f"user-{number}")
-        connection.level = 4
-        connection.begin(ClientSubscriptions(connection.session, connection.outbox, gateway.deliveries))
-        connections.append(connection)
-    for number in range(CLIENTS):
-        gateway.clients.enter(f"device-{number:06}", connections[number % CONNECTIONS])
-
-
 async def test_a_hundred_thousand_clients_are_listed_and_searched(broker: Broker, api: Api) -> None:
-    simulate_clients(broker)
+    crowd(broker.node.gateway, CLIENTS)
     page = await api.get("/clients", limit=1000, after="device-049999")
     assert ids(page["items"]) == [f"device-{number:06}" for number in range(50_000, 51_000)]
     assert page["next"] == "device-050999"
