@@ -15,8 +15,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -67,16 +67,18 @@ def back_up(
     pace: Pace | None = None,
     may_link: bool = False,
     files: CopyFiles = SYSTEM_COPY_FILES,
+    source_of: Callable[[Path, CopyFiles], AbstractContextManager[Source]] = open_source,
 ) -> BackupSummary:
     """Make a backup of a data directory, and return what was done.
 
     Args:
         data_dir: of a node that runs, or has stopped in order, on this machine.
         directory: of the backup, created if need be. It may have an earlier backup of the same data directory.
-        meter: is told of each piece that is read.
+        meter: is told of each piece that is read. What it raises ends the backup.
         pace: bounds the rate of copying.
         may_link: whether to link files that never change, where the backup is on the same file system.
         files: have both directories.
+        source_of: opens the state of the data directory, which must stay as it is within the context.
 
     Raises:
         BackupFailed: the backup can't be made. The earlier one is as it was.
@@ -93,7 +95,7 @@ def back_up(
         before = _previous(directory, files)
         kept = {file.stored for file in before.files} if before is not None else set()
         _delete_others(directory, kept, files)
-        with open_source(data_dir, files) as source:
+        with source_of(data_dir, files) as source:
             if before is not None:
                 _check_succession(directory, before, source)
             number = before.round + 1 if before is not None else 1

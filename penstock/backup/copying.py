@@ -98,7 +98,7 @@ class Pace:
         bytes_per_s: float = 0,
         *,
         monotonic_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._bytes_per_s = bytes_per_s
         self._monotonic_s = monotonic_s

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from penstock.access import bans
 from penstock.backup.copying import CopyFiles
@@ -146,17 +147,28 @@ def open_source(data_dir: Path, files: CopyFiles) -> Iterator[Source]:
         hold = request.line()
         if "ended" in hold:
             raise BackupFailed(f"the node ended the backup: {hold['ended']}")
-        yield Source(
-            data_dir,
-            hold["start"],
-            hold["durable"],
-            [(base, end) for base, end in hold["segments"]],
-            hold["snapshots"],
-            data_dir / CHECKPOINT,
-            data_dir / CHECKPOINT / bans.FILE,
-            files,
-            lambda: _confirm(data_dir, hold["id"]),
-        )
+        yield held_source(data_dir, hold, files, lambda: _confirm(data_dir, hold["id"]))
+
+
+def held_source(data_dir: Path, hold: Mapping[str, Any], files: CopyFiles, confirm: Callable[[], None]) -> Source:
+    """Return the state that a running node holds.
+
+    Args:
+        data_dir: of the node.
+        hold: the fields of `penstock.node.holding.Hold`.
+        files, confirm: see `Source`.
+    """
+    return Source(
+        data_dir,
+        hold["start"],
+        hold["durable"],
+        [(base, end) for base, end in hold["segments"]],
+        hold["snapshots"],
+        data_dir / CHECKPOINT,
+        data_dir / CHECKPOINT / bans.FILE,
+        files,
+        confirm,
+    )
 
 
 def _confirm(data_dir: Path, hold_id: str) -> None:

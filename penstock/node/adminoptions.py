@@ -47,6 +47,12 @@ class AdminOptions:
         "PEM file with the revocation lists of these authorities. Without a valid list of its authority, a client is refused.",
     )
 
+    backup_dir: str = option(
+        "",
+        "Directory that exists, best on another disk, below which the node stores the backups that the admin API begins. If "
+        "empty, the API begins none. `penstock backup DIR` on the node's machine needs no such directory.",
+    )
+
     def check(self, section: str) -> None:
         """Raise OptionInvalid if options contradict each other."""
         if bool(self.certificate_file) != bool(self.key_file):

@@ -84,6 +84,12 @@ class Config:
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
     """Where the values came from, by the full names of the options. Those that are not in it have their defaults."""
 
+    def check(self, _section: str) -> None:
+        """Raise OptionInvalid if options of several sections contradict each other."""
+        backup_dir = self.admin.backup_dir
+        if backup_dir and Path(backup_dir).resolve().is_relative_to(self.data_dir.resolve()):
+            raise OptionInvalid("admin.backup_dir", backup_dir, f"a directory outside of the data directory {self.data_dir}")
+
 
 def _sections(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the options dataclasses inside another one, at any depth, with their full names."""

@@ -1,7 +1,8 @@
-"""The hold of a node: log and index stay as they are on disk while `penstock backup` copies them.
+"""The hold of a node: log and index stay as they are on disk while a backup copies them.
 
-The command asks for the hold on the control socket, copies the files itself, and asks at the end whether the node has held them
-all the time. The hold ends with the command's connection, so a killed command holds nothing.
+`penstock backup` asks for the hold on the control socket, copies the files itself, and asks at the end whether the node has
+held them all the time. The hold ends with the command's connection, so a killed command holds nothing. A backup that the node
+makes itself (`penstock.node.backups`) takes the same hold.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 import structlog
 from aiohttp import web
 
 from penstock.access import bans
-from penstock.node.control import Routes
 from penstock.node.controladdress import HOLD
 from penstock.node.errors import ControlRefused
 from penstock.node.lastbackup import read_last_backup, write_last_backup
@@ -30,6 +30,9 @@ from penstock.store.index.index import CHECKPOINT, Index
 from penstock.store.retention.retention import Blocker
 from penstock.store.space.space import Level
 from penstock.store.store import Store
+
+if TYPE_CHECKING:
+    from penstock.node.control import Routes
 
 logger = structlog.get_logger("node")
 
@@ -66,7 +69,7 @@ class Hold:
 
 
 class Grant:
-    """The hold that one command has, or had."""
+    """The hold that one backup has, or had."""
 
     __slots__ = ("ended", "id", "why")
 
@@ -78,7 +81,7 @@ class Grant:
 
 
 class Holding:
-    """Gives one command at a time a hold of a store.
+    """Gives one backup at a time a hold of a store.
 
     Parameters:
         store: of the node. It must have started before a hold is taken.
@@ -106,7 +109,7 @@ class Holding:
     async def stop(self) -> None:
         """End the hold, and wait for what the thread does. The store may be closed afterwards."""
         if self._grant is not None:
-            self._end(self._grant, "the node was stopped")
+            self.end(self._grant, "the node was stopped")
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -129,7 +132,7 @@ class Holding:
         return web.Response(body=b"{}", content_type="application/json")
 
     def begin(self) -> Grant:
-        """Let retention delete nothing from now on, for one command. Raises ControlRefused if another one has the hold."""
+        """Let retention delete nothing from now on, for one backup. Raises ControlRefused if another one has the hold."""
         if self._grant is not None:
             raise ControlRefused("another backup of this node is running; wait for its end, or end it, and try again")
         self._grant = Grant()
@@ -137,13 +140,18 @@ class Holding:
         logger.info("backup.begun", id=self._grant.id)
         return self._grant
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a backup has the hold."""
+        return self._grant is not None
+
     def confirm(self, grant_id: str) -> None:
         """Raise ControlRefused unless the hold of this id has lasted until now."""
         if self._grant is None or grant_id != self._grant.id:
             raise ControlRefused(f"the node did not hold its files all the time: {self._last_why}")
 
     async def note_backup(self) -> None:
-        """Note that a backup is complete now: the command has copied everything, and the hold has lasted."""
+        """Note that a backup is complete now: everything is copied, and the hold has lasted."""
         completed_ms = self.last_backup_ms = self._store.now_ms()
         loop = asyncio.get_running_loop()
         try:
@@ -205,14 +213,16 @@ class Holding:
                     await grant.ended.wait()
             if self._store.space.level is not Level.OPEN and self._store.retention.is_held_back:
                 why = "the disk is nearly full, and retention must delete segments; free or add space, and try again"
-                self._end(grant, why)
+                self.end(grant, why)
             elif loop.time() > until_s:
-                self._end(grant, f"it took longer than {HOLD_S_MAX / 3600:.0f} hours, and retention must delete segments")
+                self.end(grant, f"it took longer than {HOLD_S_MAX / 3600:.0f} hours, and retention must delete segments")
 
-    def _end(self, grant: Grant, why: str) -> None:
-        logger.warning("backup.refused", id=grant.id, why=why)
-        grant.why = self._last_why = why
-        self.release(grant)
+    def end(self, grant: Grant, why: str) -> None:
+        """End a hold early, unless it has ended; `why` follows the words "the node ended the backup:"."""
+        if not grant.ended.is_set():
+            logger.warning("backup.refused", id=grant.id, why=why)
+            grant.why = self._last_why = why
+            self.release(grant)
 
     def release(self, grant: Grant) -> None:
         """End the hold, unless it has ended."""

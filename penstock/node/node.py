@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -25,6 +26,7 @@ from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node import tablesoptions
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.api.access import AccessOperations
+from penstock.node.api.backup import BackupOperations
 from penstock.node.api.changes import DurableChanges
 from penstock.node.api.clients import ClientOperations
 from penstock.node.api.deadletters import DeadLetterOperations
@@ -48,6 +50,7 @@ from penstock.node.api.subscriptions import SubscriptionOperations
 from penstock.node.api.timers import DelayedOperations
 from penstock.node.api.topics import TopicOperations
 from penstock.node.api.transactions import TransactionOperations
+from penstock.node.backups import Backups
 from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.clustercontrol import ClusterControl
@@ -199,6 +202,8 @@ class Node:
         self._loop_lag = LoopLag()
         self._totaller = GroupTotaller(self.pop, self.store)
         self._holding = Holding(self.store, config.data_dir)
+        backup_dir = Path(config.admin.backup_dir).absolute() if config.admin.backup_dir else None
+        self.backups = Backups(config.data_dir, backup_dir, self._holding, self.store.now_ms)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._traffic = TrafficSample(self.store)
@@ -250,6 +255,7 @@ class Node:
         """Yield the operations of the admin API."""
         gateway, store = self.gateway, self.store
         yield from DrainOperations(self.draining, lambda grace_s: self.on_drain(grace_s)).operations()
+        yield from BackupOperations(self.backups).operations()
         yield from AccessOperations(
             self.access, self.reload, gateway.rechecked, gateway.disconnect, self._pop_server.disconnect
         ).operations()
@@ -452,6 +458,7 @@ class Node:
 
     def _begin_drain(self) -> None:
         self._is_ready = False
+        self.backups.close("the node drains")
 
     async def stop(self) -> None:
         """Close the listeners and all connections, finish the current group commit, flush the index, and close the store.
@@ -465,6 +472,7 @@ class Node:
         if self._opening is not None:
             await asyncio.wait((self._opening,))
         self.api.streams.close()
+        await self.backups.stop()
         await self._holding.stop()
         await self._control.stop()
         if self.tables is not None:

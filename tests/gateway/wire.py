@@ -316,13 +316,14 @@ class Broker:
     Parameters:
         data_dir: directory of the node's store.
         options: options of the sections `[mqtt]` and `[store]`, `access_file` and `control`
-            (others) of `[access]`, `pop`, `quotas`, `tracing`, `tables`, and `clock`. The default clock runs with the
+            (others) of `[access]`, `admin`, `pop`, `quotas`, `tracing`, `tables`, and `clock`. The default clock runs with the
             machine's; a test can set it ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
         access_file = options.pop("access_file", "")
         control = options.pop("control", {})
+        admin = options.pop("admin", AdminOptions())
         pop = options.pop("pop", PopOptions())
         quotas = options.pop("quotas", QuotaOptions())
         tracing = options.pop("tracing", TracingOptions())
@@ -336,7 +337,7 @@ class Broker:
             store=replace(StoreOptions(segment_bytes=4 * MIB, sync_in="thread"), **store),
             pop=replace(pop, listen=FREE),
             access=AccessControlOptions(file=access_file, **control),
-            admin=AdminOptions(listen=FREE),
+            admin=replace(admin, listen=FREE),
             quotas=quotas,
             tracing=tracing,
             tables=tables,

@@ -73,13 +73,18 @@ class Api:
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     """A node that knows a caller with each role, and restricts nobody else."""
+    broker = await start_broker(tmp_path)
+    yield broker
+    await broker.stop()
+
+
+async def start_broker(tmp_path: Path, **options: Any) -> Broker:
+    """Start that node with options of `Broker`."""
     access = tmp_path / "access.toml"
     access.write_text('no_match = "allow"\n' + ACCESS)
     access.chmod(0o600)
     control = {"audit_file": str(tmp_path / "audit.log")}
-    broker = await Broker(tmp_path / "data", {"access_file": str(access), "control": control}).start()
-    yield broker
-    await broker.stop()
+    return await Broker(tmp_path / "data", {"access_file": str(access), "control": control, **options}).start()
 
 
 @pytest.fixture
