@@ -27,6 +27,13 @@ def add_api(command: argparse.ArgumentParser) -> None:
     add_node(command, "admin", "data_dir")
 
 
+def is_remote(options: argparse.Namespace) -> bool:
+    """Return whether the options of `add_api` name an admin listener, and no data directory. Raises SettingInvalid."""
+    settings = node_settings(options, "admin")
+    has_directory = options.data_dir is not None or settings.is_given("data_dir")
+    return options.admin is not None or (settings.is_given("admin") and not has_directory)
+
+
 class ApiClient:
     """Calls the admin API of a node.
 
@@ -38,11 +45,8 @@ class ApiClient:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        settings = node_settings(options, "admin")
-        has_directory = options.data_dir is not None or settings.is_given("data_dir")
-        is_remote = options.admin is not None or (settings.is_given("admin") and not has_directory)
         self._data_dir: Path | None = None
-        if is_remote:
+        if is_remote(options):
             from penstock.cli.adminclient import AdminClient
 
             self._listener = AdminClient(endpoint(options, "admin"), login(options, "admin"))

@@ -6,13 +6,15 @@ import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 
-from penstock.cli.arguments import Commands, add_command, add_node, data_dir_of
+from penstock.cli.apiclient import ApiClient, add_api, is_remote
+from penstock.cli.arguments import Commands, add_command, data_dir_of
 from penstock.cli.arguments import count as whole_number
 from penstock.cli.commandparser import EXIT_FAILED
+from penstock.cli.output import print_line
 from penstock.store.options import MIB
 
 if TYPE_CHECKING:
@@ -27,16 +29,25 @@ def add_to(commands: Commands) -> None:
         commands, "backup", "Back up a data directory while its node runs. A later backup copies only what is new."
     )
     backup.add_argument(
-        "directory", type=Path, metavar="DIR", help="Directory of the backup: a new one, or one with an earlier backup."
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="Directory of the backup: a new one, or one with an earlier backup. With --admin, its name below the "
+        "admin.backup_dir of the node, which makes the backup on its own machine.",
     )
-    add_node(backup, "data_dir")
+    add_api(backup)
     backup.add_argument(
         "--link",
         action="store_true",
         help="Link files that never change in place of copying them. DIR must be on the same file system.",
     )
-    _add_shared(backup)
-    backup.set_defaults(run=_backup)
+    backup.add_argument(
+        "--no-wait",
+        action="store_true",
+        help="With --admin, return when the backup has begun. Otherwise Ctrl-C cancels it.",
+    )
+    _add_shared(backup, "0, and 100 with --admin")
+    backup.set_defaults(run=_backup, mib_per_s=None)  # which of both it is depends on the node that is named
 
     restore = add_command(commands, "restore", "Restore a backup into an empty directory, on which a node can start then.")
     restore.add_argument("directory", type=Path, metavar="DIR", help="Directory of the backup.")
@@ -65,19 +76,41 @@ def add_to(commands: Commands) -> None:
     verify.set_defaults(run=_verify)
 
 
-def _add_shared(command: argparse.ArgumentParser) -> None:
+def _add_shared(command: argparse.ArgumentParser, default: str = "0") -> None:
     command.add_argument(
         "--mib-per-s",
         type=whole_number,
         default=0,
         metavar="N",
-        help="Read at most N MiB per second; 0 for no bound (%(default)s).",
+        help=f"Read at most N MiB per second; 0 for no bound ({default}).",
     )
     command.add_argument("--json", action="store_true", help="Print the summary as one JSON object, and no progress.")
 
 
 def _backup(options: argparse.Namespace) -> int:
-    backup(data_dir_of(options), options.directory, may_link=options.link, mib_per_s=options.mib_per_s, as_json=options.json)
+    if is_remote(options):
+        return _back_up_remotely(options)
+    if options.no_wait:
+        raise ValueError("--no-wait needs --admin: without it, the command itself copies the files.")
+    backup(
+        data_dir_of(options), options.directory, may_link=options.link, mib_per_s=options.mib_per_s or 0, as_json=options.json
+    )
+    return 0
+
+
+def _back_up_remotely(options: argparse.Namespace) -> int:
+    from penstock.cli import remotebackup
+    from penstock.cli.progress import ProgressBar
+
+    api = ApiClient(options)
+    begun = remotebackup.begin(api, str(options.directory), may_link=options.link, mib_per_s=options.mib_per_s)
+    if options.no_wait:
+        as_text = f"The node has begun the backup in {begun['directory']}."
+        print_line(orjson.dumps(begun).decode() if options.json else as_text)
+        return 0
+    with ProgressBar(is_shown=not options.json) as bar:
+        done = remotebackup.watch(api, begun, bar)
+    _print_summary(done, done["directory"], as_json=options.json, out=sys.stdout)
     return 0
 
 
@@ -115,13 +148,18 @@ def backup(data_dir: Path, directory: Path, *, may_link: bool, mib_per_s: int, a
 
     with ProgressBar(is_shown=not as_json) as bar:
         done = back_up(data_dir, directory, meter=bar, pace=Pace(mib_per_s * MIB), may_link=may_link)
+    _print_summary(done._asdict(), directory, as_json=as_json, out=out)
+
+
+def _print_summary(done: dict[str, Any], directory: Path | str, *, as_json: bool, out: TextIO) -> None:
+    """Print what a backup has done, whose fields are those of `BackupSummary`, and others for JSON."""
     if as_json:
-        out.write(orjson.dumps(done._asdict()).decode() + "\n")
+        out.write(orjson.dumps(done).decode() + "\n")
         return
     out.write(
-        f"Backup {done.round} in {directory} is complete: the log from position {done.start} to {done.durable}, "
-        f"{done.files} files with {size_of(done.bytes)}. {done.copied_files} files with {size_of(done.copied_bytes)} were new. "
-        f"It took {done.seconds:.1f} s.\n"
+        f"Backup {done['round']} in {directory} is complete: the log from position {done['start']} to {done['durable']}, "
+        f"{done['files']} files with {size_of(done['bytes'])}. {done['copied_files']} files with "
+        f"{size_of(done['copied_bytes'])} were new. It took {done['seconds']:.1f} s.\n"
     )
 
 

@@ -1,15 +1,22 @@
-"""Backups that callers of the admin API begin, watch and cancel."""
+"""Backups that callers of the admin API, such as `penstock backup NAME --admin`, begin, watch and cancel."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from threading import Event
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
 from penstock.backup.copying import Identity, SystemCopyFiles
+from penstock.cli import remotebackup
+from penstock.cli.adminclient import AdminClient
+from penstock.cli.main import main
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.config import load_config
 from penstock.node.errors import ConfigError
@@ -197,3 +204,102 @@ def test_the_directory_of_backups_is_outside_of_the_data_directory(tmp_path: Pat
     with pytest.raises(ConfigError, match="must be a directory outside of the data directory"):
         load_config(overrides=options)
     assert load_config(overrides=options | {"data_dir": str(tmp_path / "y")}).admin.backup_dir == str(tmp_path / "x")
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_ADMIN", str(broker.node.admin))
+
+    async def run(*arguments: str, role: str = "admin") -> tuple[int, str]:
+        """Run `penstock backup` as somebody with a role, and return its status and what it says."""
+        monkeypatch.setenv("PENSTOCK_TOKEN", role)
+        status = await asyncio.to_thread(main, ["backup", *arguments])
+        captured = capsys.readouterr()
+        lines = (captured.out + captured.err).splitlines(keepends=True)
+        return status, "".join(line for line in lines if not line[:4].isdigit())  # the node logs to the same stream
+
+    return run
+
+
+async def test_the_command_prints_the_summary_of_what_the_node_has_done(broker: Broker, run: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "backups" / "plant"
+    status, said = await run("plant", "--admin", str(broker.node.admin))
+    assert (status, said.startswith(f"Backup 1 in {directory} is complete: the log from position 0 to ")) == (0, True)
+    status, said = await run("plant", "--json")
+    found = json.loads(said)
+    assert (status, found["round"], found["directory"], found["copied_files"] < found["files"]) == (0, 2, str(directory), True)
+    assert await run("plant", "--no-wait") == (0, f"The node has begun the backup in {directory}.\n")
+    backups = broker.node.backups
+    await until(lambda: backups.run is not None and backups.run.state == "complete")
+
+
+async def test_the_command_says_what_is_refused_and_why_a_backup_has_failed(broker: Broker, run: Any, tmp_path: Path) -> None:
+    status, said = await run("/backup/plant")
+    assert (status, "below its admin.backup_dir: give the NAME" in said) == (1, True)
+    assert "--no-wait needs --admin" in (await run("plant", "--no-wait", "--data-dir", str(broker.config.data_dir)))[1]
+    assert "has no role admin" in (await run("plant", role="operator"))[1]
+    assert "can't be used: give 1 to 64 letters" in (await run(".hidden"))[1]
+    taken = tmp_path / "backups" / "plant"
+    taken.touch()
+    why = f"{taken} is not a directory; name a directory, or move the file away"
+    assert await run("plant") == (1, f"penstock backup: the backup plant has failed: {why}\n")
+
+
+def at_its_pauses(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) -> None:
+    """Let something happen each time that the command pauses between two looks at the node."""
+    left = [*acts]
+
+    def sleep(seconds: float) -> None:
+        if left:
+            left.pop(0)()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(remotebackup, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+
+
+async def test_ctrl_c_cancels_the_backup_and_any_other_end_is_a_failure(
+    broker: Broker, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backups, loop = broker.node.backups, asyncio.get_running_loop()
+    gate = backups._files = Gate()
+
+    def interrupt() -> NoReturn:
+        raise KeyboardInterrupt
+
+    def cancel() -> None:
+        assert backups.run is not None
+        loop.call_soon_threadsafe(backups.cancel, backups.run, "another operator has cancelled it")
+        gate.is_open.set()
+
+    def begin_another() -> None:
+        assert backups.run is not None
+        backups.run.grant.id = "another"
+
+    def break_the_network() -> None:
+        def request(*_: object) -> NoReturn:
+            raise ConnectionError("Nothing answers.")
+
+        monkeypatch.setattr(AdminClient, "request", request)
+
+    at_its_pauses(monkeypatch, interrupt, gate.is_open.set)
+    status, said = await run("plant")
+    assert (status, said.splitlines()[-1]) == (130, "The backup is cancelled. The one before, if there is any, is as it was.")
+    gate.is_open.clear()
+    at_its_pauses(monkeypatch, cancel)
+    why = "the backup plant was cancelled: another operator has cancelled it"
+    assert await run("plant") == (1, f"penstock backup: {why}\n")
+    gate.is_open.clear()
+    at_its_pauses(monkeypatch, begin_another)
+    assert "does not know any more how the backup plant has ended" in (await run("plant"))[1]
+    gate.is_open.set()
+    await until(lambda: backups.run is not None and backups.run.is_over)
+    gate.is_open.clear()
+    monkeypatch.setattr(remotebackup, "SILENCE_S_MAX", 0)
+    at_its_pauses(monkeypatch, break_the_network)
+    status, said = await run("plant")
+    assert (status, "Nothing answers. Whether the backup goes on is unknown" in said) == (1, True)
+    gate.is_open.set()
