@@ -10,7 +10,7 @@ The checksum is that of the value of `backup`, formatted as this module does.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,12 @@ def load_manifest(directory: Path, files: Files) -> Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the content of the file."""
-    return _encode({"version": VERSION, **asdict(manifest)})
+    """Return the content of the file.
+
+    A node that makes a backup itself encodes it beside its event loop, so orjson turns the files into JSON: `asdict` would hold
+    the interpreter for far longer.
+    """
+    return _encode({"version": VERSION, **{each.name: getattr(manifest, each.name) for each in fields(manifest)}})
 
 
 def decode_manifest(data: bytes, path: Path) -> Manifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from penstock.backup.copying import Identity, SystemCopyFiles
 from penstock.cli import remotebackup
 from penstock.cli.adminclient import AdminClient
 from penstock.cli.main import main
+from penstock.node import backups
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.config import load_config
 from penstock.node.errors import ConfigError
@@ -77,8 +79,8 @@ async def begin_at_a_gate(broker: Broker, api: Api, name: str = "plant") -> tupl
 
 async def ended(broker: Broker, api: Api) -> Any:
     """Return what the API shows of a backup that has ended."""
-    backups = broker.node.backups
-    await until(lambda: backups.run is not None and backups.run.is_over)
+    made = broker.node.backups
+    await until(lambda: made.run is not None and made.run.is_over)
     return await api("viewer").get("/backup")
 
 
@@ -143,7 +145,7 @@ async def test_one_backup_runs_at_a_time_and_is_cancelled_with_the_earlier_one_a
 
 
 async def test_a_backup_that_fails_says_why(broker: Broker, api: Api, tmp_path: Path) -> None:
-    backups = tmp_path / "backups"
+    directory = tmp_path / "backups"
 
     async def why() -> str:
         await api("admin").ok("POST", "/backup", {"name": "plant"})
@@ -151,20 +153,20 @@ async def test_a_backup_that_fails_says_why(broker: Broker, api: Api, tmp_path: 
         assert (shown["state"], shown["held"], shown["last_backup_ms"]) == ("failed", False, 0)
         return str(shown["why"])
 
-    (backups / "plant").symlink_to(tmp_path / "data")
+    (directory / "plant").symlink_to(tmp_path / "data")
     assert "is in the data directory" in await why()
-    (backups / "plant").unlink()
-    (backups / "plant").mkdir()
-    (backups / "plant" / "holiday.jpg").touch()
+    (directory / "plant").unlink()
+    (directory / "plant").mkdir()
+    (directory / "plant" / "holiday.jpg").touch()
     assert "holds holiday.jpg" in await why()
-    backups.rename(tmp_path / "unmounted")
+    directory.rename(tmp_path / "unmounted")
     assert await why() == (
-        f"admin.backup_dir is {backups}, which does not exist; mount its disk, or create it for the node's user"
+        f"admin.backup_dir is {directory}, which does not exist; mount its disk, or create it for the node's user"
     )
-    backups.touch()
-    assert f"{backups} is not a directory" in await why()
-    backups.unlink()
-    backups.mkdir()
+    directory.touch()
+    assert f"{directory} is not a directory" in await why()
+    directory.unlink()
+    directory.mkdir()
     gate, _ = await begin_at_a_gate(broker, api)
     assert broker.node.backups.run is not None
     broker.node._holding.end(broker.node.backups.run.grant, "the disk is nearly full")
@@ -183,6 +185,17 @@ async def test_a_drain_cancels_the_backup_and_the_stop_waits_for_its_end(broker:
     gate.is_open.set()
     await broker.restart()
     assert (run.state, run.why) == ("cancelled", "the node drains")
+    assert [path.name for path in (tmp_path / "backups" / "plant").iterdir()] == ["lock"]
+
+
+async def test_a_disk_of_backups_that_hangs_does_not_keep_the_node_from_stopping(
+    broker: Broker, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(backups, "STOP_S", 0)
+    gate, _ = await begin_at_a_gate(broker, api)
+    await broker.restart()
+    gate.is_open.set()
+    await until(lambda: "penstock-backup" not in [thread.name for thread in threading.enumerate()])
     assert [path.name for path in (tmp_path / "backups" / "plant").iterdir()] == ["lock"]
 
 
@@ -225,7 +238,9 @@ def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return run
 
 
-async def test_the_command_prints_the_summary_of_what_the_node_has_done(broker: Broker, run: Any, tmp_path: Path) -> None:
+async def test_the_command_prints_the_summary_of_what_the_node_has_done(
+    broker: Broker, api: Api, run: Any, tmp_path: Path
+) -> None:
     directory = tmp_path / "backups" / "plant"
     status, said = await run("plant", "--admin", str(broker.node.admin))
     assert (status, said.startswith(f"Backup 1 in {directory} is complete: the log from position 0 to ")) == (0, True)
@@ -233,8 +248,7 @@ async def test_the_command_prints_the_summary_of_what_the_node_has_done(broker: 
     found = json.loads(said)
     assert (status, found["round"], found["directory"], found["copied_files"] < found["files"]) == (0, 2, str(directory), True)
     assert await run("plant", "--no-wait") == (0, f"The node has begun the backup in {directory}.\n")
-    backups = broker.node.backups
-    await until(lambda: backups.run is not None and backups.run.state == "complete")
+    assert (await ended(broker, api))["state"] == "complete"
 
 
 async def test_the_command_says_what_is_refused_and_why_a_backup_has_failed(broker: Broker, run: Any, tmp_path: Path) -> None:
@@ -262,22 +276,22 @@ def at_its_pauses(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) 
 
 
 async def test_ctrl_c_cancels_the_backup_and_any_other_end_is_a_failure(
-    broker: Broker, run: Any, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, api: Api, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backups, loop = broker.node.backups, asyncio.get_running_loop()
-    gate = backups._files = Gate()
+    made, loop = broker.node.backups, asyncio.get_running_loop()
+    gate = made._files = Gate()
 
     def interrupt() -> NoReturn:
         raise KeyboardInterrupt
 
     def cancel() -> None:
-        assert backups.run is not None
-        loop.call_soon_threadsafe(backups.cancel, backups.run, "another operator has cancelled it")
+        assert made.run is not None
+        loop.call_soon_threadsafe(made.cancel, made.run, "another operator has cancelled it")
         gate.is_open.set()
 
     def begin_another() -> None:
-        assert backups.run is not None
-        backups.run.grant.id = "another"
+        assert made.run is not None
+        made.run.grant.id = "another"
 
     def break_the_network() -> None:
         def request(*_: object) -> NoReturn:
@@ -296,7 +310,7 @@ async def test_ctrl_c_cancels_the_backup_and_any_other_end_is_a_failure(
     at_its_pauses(monkeypatch, begin_another)
     assert "does not know any more how the backup plant has ended" in (await run("plant"))[1]
     gate.is_open.set()
-    await until(lambda: backups.run is not None and backups.run.is_over)
+    await ended(broker, api)
     gate.is_open.clear()
     monkeypatch.setattr(remotebackup, "SILENCE_S_MAX", 0)
     at_its_pauses(monkeypatch, break_the_network)
