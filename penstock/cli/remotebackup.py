@@ -64,13 +64,14 @@ def watch(api: ApiClient, begun: dict[str, Any], bar: ProgressBar) -> dict[str, 
         PermissionError: the caller may no longer look, or not cancel.
     """
     is_interrupted = False
+    progress = _Progress(bar)
     try:
-        ended = _ended(api, begun, bar)
+        ended = _ended(api, begun, progress)
     except KeyboardInterrupt:
         is_interrupted = True
         sys.stderr.write("Cancelling the backup. Press Ctrl-C again to leave without waiting for its end.\n")
         _cancel(api, begun)
-        ended = _ended(api, begun, bar)
+        ended = _ended(api, begun, progress)
     if ended["state"] == "complete":
         done: dict[str, Any] = ended["last_complete"]
         return done
@@ -88,9 +89,26 @@ def _cancel(api: ApiClient, begun: dict[str, Any]) -> None:
         return
 
 
-def _ended(api: ApiClient, begun: dict[str, Any], bar: ProgressBar) -> dict[str, Any]:
+class _Progress:
+    """Moves a bar to what a node shows, which has totals where a bar takes steps."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self._bar = bar
+        self._step: tuple[str, int] | None = None
+        self._done_bytes = 0
+
+    def show(self, shown: dict[str, Any]) -> None:
+        step = (shown["step"], shown["expected_bytes"])
+        if step != self._step:
+            self._step, self._done_bytes = step, 0
+            self._bar.expect(shown["expected_bytes"], shown["step"])
+        self._bar.advance(shown["done_bytes"] - self._done_bytes)
+        self._done_bytes = shown["done_bytes"]
+
+
+def _ended(api: ApiClient, begun: dict[str, Any], progress: _Progress) -> dict[str, Any]:
     """Return what a node shows of a backup that has ended."""
-    step, done_bytes, look_s = None, 0, LOOK_S_MIN
+    look_s = LOOK_S_MIN
     while True:
         shown = _look(api)
         if shown["id"] != begun["id"]:
@@ -98,11 +116,7 @@ def _ended(api: ApiClient, begun: dict[str, Any], bar: ProgressBar) -> dict[str,
                 f"the node does not know any more how the backup {begun['name']} has ended, because it was started anew or has "
                 "begun another one; look at its log, or begin the backup again"
             )
-        if step != (step := (shown["step"], shown["expected_bytes"])):
-            bar.expect(shown["expected_bytes"], shown["step"])
-            done_bytes = 0
-        bar.advance(shown["done_bytes"] - done_bytes)
-        done_bytes = shown["done_bytes"]
+        progress.show(shown)
         if shown["state"] not in ("running", "cancelling"):
             return shown
         time.sleep(look_s)
