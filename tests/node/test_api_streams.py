@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.node import adminsockets, logtail
+from penstock.node import adminsockets, messagetail
 from penstock.node.api import streaming, streams
 from penstock.node.api.messagereader import MessageReader
 from penstock.node.api.operation import ApiCall
 from penstock.node.api.streams import StreamOperations, TailedMessage, TailQuery, TailState
-from penstock.node.logtail import LogTail
+from penstock.node.messagetail import MessageTail
 from penstock.node.recordheads import PIECE_BYTES
 from tests.gateway.wire import Broker
 from tests.node.adminapi import Api, api, audited, broker
@@ -84,20 +84,20 @@ async def test_a_tail_shows_the_messages_of_a_filter(broker: Broker) -> None:
 async def test_a_tail_counts_what_it_does_not_show(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await broker.connect("device")
     store = broker.node.store
-    tail = LogTail(store, "plant/#")
+    tail = MessageTail(store, "plant/#")
     for number in range(3):
         await client.publish("plant", b"%d" % number, 1)
     assert len(tail.look()) == 3
     assert tail.is_at_end
     assert tail.look() == []
-    monkeypatch.setattr(logtail, "BEHIND_BYTES_MAX", 100)
+    monkeypatch.setattr(messagetail, "BEHIND_BYTES_MAX", 100)
     before = store.committed_position
     await client.publish("plant", b"x" * 200, 1)
     assert tail.look() == []
     assert tail.is_at_end
     assert tail.skipped_bytes == store.committed_position - before
     operations = StreamOperations(store, MessageReader(store), broker.node.registry, broker.node._totaller.prepare)
-    monkeypatch.setattr(logtail, "BEHIND_BYTES_MAX", 10_000)
+    monkeypatch.setattr(messagetail, "BEHIND_BYTES_MAX", 10_000)
     monkeypatch.setattr(streams, "LOSS_S", 0.0)
     lines = await operations.messages(ApiCall(None, {}, TailQuery(per_s=1), None))  # type: ignore[arg-type]  # nobody asks for it
     assert isinstance(await anext(lines), TailState)

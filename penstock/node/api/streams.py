@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from penstock.node.api.messagereader import BODY_BYTES_SHOWN, MessageRead, MessageReader
 from penstock.node.api.messages import MessageShown, message_shown
 from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation
-from penstock.node.logtail import LogTail
+from penstock.node.messagetail import MessageTail
 from penstock.node.metrics.exposition import LoopShare
 from penstock.store.errors import TopicInvalid
 from penstock.store.store import Store
@@ -145,7 +145,7 @@ class StreamOperations:
         return self._tailed(query)
 
     async def _tailed(self, query: TailQuery) -> AsyncIterator[TailedMessage | TailState]:
-        tail = LogTail(self._store, query.filter)
+        tail = MessageTail(self._store, query.filter)
         yield TailState(time_ms=self._store.now_ms(), left_out=0, skipped_bytes=0)
         said_s = second_s = perf_counter()
         shown = left_out = 0

@@ -22,7 +22,7 @@ TOPICS_MAX: Final = 4096
 """Topics for which a tail remembers whether the filter matches. All are forgotten at this number."""
 
 
-class LogTail:
+class MessageTail:
     """Finds messages piece by piece, so that clients pay nothing on their way, and a slow reader holds up nobody.
 
     Parameters:
