@@ -1,8 +1,9 @@
 """`python -m bench admin`: how fast a node with 100,000 clients lists and searches them, and what that does to publishers.
 
 As many clients as `--connected` says are connected, and the rest are entries of the registry (`bench.crowd`), as few
-systems let one process have 100,000 descriptors. Publishers send 2,000 messages a second with QoS 1: alone, and while somebody
-asks for pages, searches and single clients, one request after the other without a pause. The two take turns in each run.
+systems let one process have 100,000 descriptors. Publishers send 2,000 messages a second with QoS 1: alone, while somebody asks
+for ten pages, searches and single clients a second, as consoles and operators do, and while somebody asks for them without a
+pause. The three take turns in each run.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bench.rows import Figures, Goal, Row, RowFailed, Setting, parser_of, run
 PUBLISHERS: Final = 20
 STEADY_PER_S: Final = 2_000
 STEADY_S: Final = 10
+PACE_PER_S: Final = 10
 STEP: Final = 37
 """By how much the clients that are asked for are apart."""
 
@@ -62,11 +64,17 @@ def _clients(setting: Setting) -> Generator[Figures]:
         held.result()
         while True:
             alone = _puback_p99_ms(node, seconds)
-            with meanwhile(partial(_ask, node, simulated)) as asking:
-                during = _puback_p99_ms(node, seconds)
-            took_ms = asking.result()
-            figures = {f"{name}_{part}": value for name, times in took_ms.items() for part, value in _parts_of(times)}
-            yield {"alone_p99": alone, "during_p99": during, "ratio": during / alone, **figures}
+            paced, _ = _during(node, simulated, 1 / PACE_PER_S, seconds)
+            unpaced, took_ms = _during(node, simulated, 0.0, seconds)
+            times = {f"{name}_{part}": value for name, each in took_ms.items() for part, value in _parts_of(each)}
+            pubacks = {"alone": alone, "paced": paced, "paced_ratio": paced / alone}
+            yield {**pubacks, "unpaced": unpaced, "unpaced_ratio": unpaced / alone, **times}
+
+
+def _during(node: BrokerProcess, count: int, rest_s: float, seconds: int) -> tuple[float, dict[str, list[float]]]:
+    with meanwhile(partial(_ask, node, count, rest_s)) as asking:
+        puback = _puback_p99_ms(node, seconds)
+    return puback, asking.result()
 
 
 def _puback_p99_ms(node: BrokerProcess, seconds: int) -> float:
@@ -74,13 +82,13 @@ def _puback_p99_ms(node: BrokerProcess, seconds: int) -> float:
     return run_load(node.host, node.port, load).ack_us_p99 / 1000
 
 
-def _ask(node: BrokerProcess, count: int, ended: Event) -> dict[str, list[float]]:
+def _ask(node: BrokerProcess, count: int, rest_s: float, ended: Event) -> dict[str, list[float]]:
     """Ask until the end; return the times in ms, by what was asked for. Raises RowFailed if the node refuses."""
     host, _, port = node.addresses["admin"].rpartition(":")
     took_ms: dict[str, list[float]] = {name: [] for name in ASKED}
     with closing(HTTPConnection(host, int(port), timeout=60)) as connection:
         for number, (name, path) in enumerate(cycle(ASKED.items())):
-            if ended.is_set():
+            if ended.wait(rest_s):
                 break
             client = f"{number * STEP % count:06}"
             began_s = time.perf_counter()
@@ -111,9 +119,11 @@ def _goals() -> Iterator[Goal]:
     for name, title in TITLES.items():
         yield Goal(f"{name}_p50", f"{title}: p50", "ms")
         yield Goal(f"{name}_p99", "... p99", "ms")
-    yield Goal("alone_p99", f"time until PUBACK at {STEADY_PER_S:,} msg/s, nobody asks: p99", "ms")
-    yield Goal("during_p99", "... somebody asks without a pause: p99", "ms")
-    yield Goal("ratio", "... of the same run, relative", "x", RATIO_MAX, is_most=True)
+    yield Goal("alone", f"time until PUBACK at {STEADY_PER_S:,} msg/s, nobody asks: p99", "ms")
+    yield Goal("paced", f"... somebody asks {PACE_PER_S} times a second: p99", "ms")
+    yield Goal("paced_ratio", "... of the same run, relative", "x", RATIO_MAX, is_most=True)
+    yield Goal("unpaced", "... somebody asks without a pause: p99", "ms")
+    yield Goal("unpaced_ratio", "... of the same run, relative", "x")
 
 
 ROWS: dict[str, Row] = {"clients": Row(_clients, tuple(_goals()))}
