@@ -47,6 +47,8 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
                 "sessions": "List, show and delete stored sessions.",
             },
         ),
+        Family("topics", {"topics": "List topics, queues and subscribers."}),
+        Family("retained", {"retained": "List, show and delete retained messages."}),
         Family("top", {"top": "Show what a running node does."}),
         Family("inspect", {"inspect": "Print what a data directory holds."}),
         Family("story", {"story": "Print what happened to a message."}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from hashlib import sha256
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from penstock.cli.main import main
 from tests.gateway.wire import Broker
 
 ROLES = ("viewer", "operator", "admin")
@@ -92,6 +94,19 @@ async def api(broker: Broker) -> AsyncIterator[Api]:
     """The admin API of that node."""
     async with aiohttp.ClientSession(f"http://{broker.node.admin}") as session:
         yield Api(session)
+
+
+@pytest.fixture
+def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    async def run(*arguments: str, role: str = "") -> tuple[int, str]:
+        """Run a command here or, as somebody with a role, from elsewhere; return its status and what it says."""
+        node = ("--admin", str(broker.node.admin)) if role else ("--data-dir", str(broker.config.data_dir))
+        monkeypatch.setenv("PENSTOCK_TOKEN", role)
+        status = await asyncio.to_thread(main, [*arguments, *node])
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
 
 
 def audited(broker: Broker) -> list[dict[str, Any]]:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
-import pytest
-
-from penstock.cli.main import main
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway.wire import Broker
-from tests.node.adminapi import audited, broker
+from tests.node.adminapi import audited, broker, run
 from tests.waiting import until
 
-__all__ = ["broker"]
+__all__ = ["broker", "run"]
 
 LASTS = {Property.SESSION_EXPIRY_S: 600}
-
-
-@pytest.fixture
-def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    async def run(*arguments: str, role: str = "") -> tuple[int, str]:
-        """Run a command here or, as somebody with a role, from elsewhere; return its status and what it says."""
-        node = ("--admin", str(broker.node.admin)) if role else ("--data-dir", str(broker.config.data_dir))
-        monkeypatch.setenv("PENSTOCK_TOKEN", role)
-        status = await asyncio.to_thread(main, [*arguments, *node])
-        captured = capsys.readouterr()
-        return status, captured.out + captured.err
-
-    return run
 
 
 async def test_a_client_is_listed_shown_disconnected_and_banned(broker: Broker, run: Any) -> None:
@@ -43,6 +26,8 @@ async def test_a_client_is_listed_shown_disconnected_and_banned(broker: Broker, 
     assert json.loads(rows)["subscriptions"] == 1
     _, shown = await run("clients", "show", "sensor-7", role="viewer")
     assert "filter=plant/#" in shown
+    _, rows = await run("clients", "subscriptions", "sensor-7", "--json", role="viewer")
+    assert (json.loads(rows)["filter"], json.loads(rows)["qos"]) == ("plant/#", 1)
     assert await run("clients", "show", "nobody") == (1, "penstock clients: there is no connected client 'nobody'\n")
     status, said = await run("clients", "kick", "sensor-7", role="viewer")
     assert (status, "has no role operator or admin" in said) == (1, True)

@@ -34,7 +34,7 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("penstock to", ["top"]),
+        ("penstock to", ["top", "topics"]),
         ("penstock group re", ["reset", "resume"]),
         ("penstock pub --mqtt-v", ["--mqtt-version"]),
         ("penstock pub --qos ''", ["0", "1", "2"]),
