@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.cli.apiclient import ApiClient, escaped
 from penstock.cli.arguments import Commands, add_command, duration
-from penstock.cli.listing import add_bounds, finish, pages_of, print_listing, rows_of, show
-from penstock.cli.output import print_line, time_of
+from penstock.cli.listing import add_bounds, awaited, finish, pages_of, print_listing, rows_of, show
+from penstock.cli.output import cells_of, print_line, print_rows, time_of
 
 CLIENT_COLUMNS: Final = (
     "client_id",
@@ -23,6 +25,11 @@ CLIENT_COLUMNS: Final = (
     "bytes_in",
     "bytes_out",
 )
+RATES: Final = ("messages_in", "messages_out", "bytes_in", "bytes_out")
+"""Rates by which clients can be ordered."""
+
+BUSIEST_COLUMNS: Final = ("client_id", "user", "address", *(f"{rate}_per_s" for rate in RATES), "in_flight_out")
+
 SUBSCRIPTION_COLUMNS: Final = ("filter", "qos", "no_local", "retain_as_published", "identifier", "queued")
 
 SESSION_COLUMNS: Final = ("client_id", "user", "is_connected", "ends", "has_will")
@@ -32,11 +39,18 @@ def add_to(commands: Commands) -> None:
     """Add the commands."""
     clients = add_command(commands, "clients", "List, show, disconnect and ban the clients of MQTT that are connected.")
     actions = clients.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = add_command(actions, "list", "List the clients in the order of their ids, as of now.")
+    listing = add_command(actions, "list", "List the connected clients.")
     _add_search(listing)
     listing.add_argument("--address", default="", metavar="IP", help="Address, or network such as 10.0.0.0/8.")
+    listing.add_argument(
+        "--order",
+        choices=("client_id", *RATES),
+        default="client_id",
+        help="All clients in the order of their ids, or up to 1,000 with the highest of these rates (%(default)s). The node "
+        "measures rates only while somebody asks, so the first ones take two seconds.",
+    )
     finish(listing, _list_clients)
-    action = add_command(actions, "show", "Show a client with its subscriptions, queue, will and certificate.")
+    action = add_command(actions, "show", "Show a client with its subscriptions, queue, rates, will and certificate.")
     _add_client(action)
     finish(action, _show_client)
     listing = add_command(actions, "subscriptions", "List all subscriptions of a client, which may be away.")
@@ -79,14 +93,31 @@ def _add_client(action: argparse.ArgumentParser) -> None:
     action.add_argument("client_id", metavar="CLIENT_ID", help="Client id of MQTT.")
 
 
-def _rows(options: argparse.Namespace, path: str, **query: object) -> list[dict[str, Any]]:
+def _pages(options: argparse.Namespace, path: str, **query: object) -> Iterator[dict[str, Any]]:
     search = {"prefix": options.prefix, "contains": options.contains, "user": options.of_user}
-    return rows_of(pages_of(ApiClient(options), path, options, **search, **query))
+    return pages_of(ApiClient(options), path, options, **search, **query)
 
 
 def _list_clients(options: argparse.Namespace) -> int:
-    rows = _rows(options, "/clients", address=options.address)
+    if options.order != "client_id":
+        return _list_busiest(options)
+    rows = rows_of(_pages(options, "/clients", address=options.address))
     print_listing(rows, CLIENT_COLUMNS, {"connected": "connected_ms"}, as_json=options.json)
+    return 0
+
+
+def _list_busiest(options: argparse.Namespace) -> int:
+    if options.after:
+        raise ValueError("--after needs --order client_id: the highest rates are one listing that nothing follows.")
+    pages = awaited(
+        lambda: list(_pages(options, "/clients", address=options.address, order=options.order)),
+        lambda found: not found or found[0]["rates_over_ms"] is not None,
+    )
+    rows = rows_of(pages)
+    cells = (cells_of(row | row["rates"], BUSIEST_COLUMNS) for row in rows)
+    print_rows(rows, cells, BUSIEST_COLUMNS, as_json=options.json, out=sys.stdout)
+    if pages and pages[0]["rates_over_ms"] is None:
+        print_line("the node has no rates yet: ask again in some seconds", out=sys.stderr)
     return 0
 
 
@@ -97,13 +128,13 @@ def _list_subscriptions(options: argparse.Namespace) -> int:
 
 
 def _list_sessions(options: argparse.Namespace) -> int:
-    rows = _rows(options, "/sessions", state=options.state)
+    rows = rows_of(_pages(options, "/sessions", state=options.state))
     print_listing(rows, SESSION_COLUMNS, {"ends": "ends_ms"}, as_json=options.json)
     return 0
 
 
 def _show_client(options: argparse.Namespace) -> int:
-    return show(options, f"/clients/{escaped(options.client_id)}")
+    return show(options, f"/clients/{escaped(options.client_id)}", measured="rates")
 
 
 def _show_session(options: argparse.Namespace) -> int:

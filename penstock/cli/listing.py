@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.cli.apiclient import ApiClient, add_api
 from penstock.cli.arguments import add_json, count
@@ -19,6 +20,14 @@ TIMES: Final = frozenset(
     ("connected_ms", "last_packet_ms", "ends_ms", "will_due_ms", "stored_ms", "expires_at_ms", "deliver_at_ms")
 )
 """Fields that are points in time. Other fields in ms are durations."""
+
+TRY_S: Final = 1.0
+"""Seconds after which a node that has just begun to measure is asked again."""
+
+TRIES: Final = 3
+"""How often a command waits for the first figures."""
+
+T = TypeVar("T")
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command, and returns its exit status."""
@@ -36,6 +45,23 @@ def finish(action: argparse.ArgumentParser, run: Run) -> None:
     add_json(action)
     add_api(action)
     action.set_defaults(run=run)
+
+
+def awaited(read: Callable[[], T], has_figures: Callable[[T], object]) -> T:
+    """Return an answer that has figures, or the last one after some tries.
+
+    A node measures topics and clients only while somebody asks for them, so the first question begins it.
+
+    Args:
+        read: asks the node.
+        has_figures: tells whether an answer has what was asked for.
+    """
+    for _ in range(TRIES):
+        answer = read()
+        if has_figures(answer):
+            return answer
+        time.sleep(TRY_S)
+    return read()
 
 
 def pages_of(api: ApiClient, path: str, options: argparse.Namespace, **query: object) -> Iterator[dict[str, Any]]:
@@ -81,9 +107,10 @@ def print_thing(thing: Mapping[str, Any], body: str | None = None) -> None:
             sys.stdout.write(f"{'' if number else name:>{width}}  {line}\n")
 
 
-def show(options: argparse.Namespace, path: str) -> int:
-    """Print what is at a path of the API, and return the exit status."""
-    thing = ApiClient(options).get(path)
+def show(options: argparse.Namespace, path: str, measured: str = "") -> int:
+    """Print what is at a path of the API, and return the exit status. `measured` is a field that may take a while."""
+    api = ApiClient(options)
+    thing = awaited(lambda: api.get(path), lambda found: not measured or found.get(measured, True) is not None)
     if options.json:
         print_row(thing, as_json=True)
     else:

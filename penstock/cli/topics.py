@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.cli.apiclient import ApiClient
 from penstock.cli.arguments import Commands, add_command
-from penstock.cli.listing import add_bounds, finish, pages_of, print_listing, rows_of
+from penstock.cli.listing import add_bounds, awaited, finish, pages_of, print_listing, rows_of
 from penstock.cli.output import cells_of, print_line, print_rows, time_of
-
-FIRST_S: Final = 2.0
-"""Seconds until a sample that has just begun has seen enough for the first rates."""
 
 TOPIC_COLUMNS: Final = ("topic", "messages_per_s", "bytes_per_s", "last")
 QUEUE_COLUMNS: Final = ("filter", "queue_id", "start", "next_offset", "messages", "is_backfilling", "owners")
@@ -30,7 +26,7 @@ def add_to(commands: Commands) -> None:
         actions,
         "list",
         "List topics of live traffic with their rates. The node looks at its traffic only while somebody asks, so the first "
-        "figures take two seconds.",
+        "figures take a second or more.",
     )
     action.add_argument("filter", nargs="?", default="#", metavar="FILTER", help="Topic filter (%(default)s).")
     action.add_argument("--contains", default="", metavar="TEXT", help="A text in the topic.")
@@ -60,13 +56,8 @@ def _topics(options: argparse.Namespace) -> int:
         raise ValueError("--after needs --order topic: the highest rates are one listing that nothing follows.")
     api = ApiClient(options)
 
-    def read() -> list[dict[str, Any]]:
-        return list(pages_of(api, "/topics", options, filter=options.filter, contains=options.contains, order=options.order))
-
-    pages = read()
-    if pages and not pages[0]["topics"]:
-        time.sleep(FIRST_S)
-        pages = read()
+    query = {"filter": options.filter, "contains": options.contains, "order": options.order}
+    pages = awaited(lambda: list(pages_of(api, "/topics", options, **query)), lambda found: not found or found[0]["topics"])
     print_listing(rows_of(pages), TOPIC_COLUMNS, {"last": "last_ms"}, as_json=options.json)
     if pages:
         _print_sample(pages[-1])

@@ -29,6 +29,7 @@ from penstock.node.api.access import AccessOperations
 from penstock.node.api.backup import BackupOperations
 from penstock.node.api.changes import DurableChanges
 from penstock.node.api.clients import ClientOperations
+from penstock.node.api.clienttraffic import ClientTraffic
 from penstock.node.api.deadletters import DeadLetterOperations
 from penstock.node.api.deliverystates import DeliveryStates
 from penstock.node.api.dispatch import AdminApi
@@ -207,6 +208,7 @@ class Node:
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._traffic = TrafficSample(self.store)
+        self._client_traffic = ClientTraffic(self.gateway.clients, self.gateway.clock.monotonic_s)
         streams = Streams(min(STREAMS_MAX, self.descriptors.admin // 2))
         self.api = AdminApi(self._operations(), self.access.audit, __version__, streams)
         self._admin = Admin(
@@ -259,7 +261,7 @@ class Node:
         yield from AccessOperations(
             self.access, self.reload, gateway.rechecked, gateway.disconnect, self._pop_server.disconnect
         ).operations()
-        yield from ClientOperations(gateway, self.access).operations()
+        yield from ClientOperations(gateway, self.access, self._client_traffic).operations()
         yield from SubscriptionOperations(gateway.clients, self.sessions, store.queues).operations()
         yield from SessionOperations(gateway.clients, gateway.lifecycle, store.queues, DurableChanges(store)).operations()
         yield from TopicOperations(self._traffic, store.queues).operations()
@@ -487,6 +489,7 @@ class Node:
             await self._replication.stop()
         await self._admin.stop()
         self._traffic.stop()
+        self._client_traffic.stop()
         await self.store.close()
         self._lock.release()
         self.access.close()

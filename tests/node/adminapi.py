@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from penstock.cli import listing
 from penstock.cli.main import main
 from tests.gateway.wire import Broker
 
@@ -98,6 +99,8 @@ async def api(broker: Broker) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(listing, "TRY_S", 0.0)
+
     async def run(*arguments: str, role: str = "") -> tuple[int, str]:
         """Run a command here or, as somebody with a role, from elsewhere; return its status and what it says."""
         node = ("--admin", str(broker.node.admin)) if role else ("--data-dir", str(broker.config.data_dir))

@@ -7,11 +7,13 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import pytest
 
 from bench.crowd import CONNECTIONS, crowd
 from penstock.gateway.connection.backpressure import PauseReason
 from penstock.gateway.connection.sorted_names import SortedNames
 from penstock.gateway.protocol.properties import Property
+from penstock.node.api import clienttraffic
 from tests.gateway.certificates import Authority
 from tests.gateway.wire import CLEAN, WILL, Broker
 from tests.node.adminapi import Api, api, audited, broker
@@ -117,6 +119,44 @@ async def test_clients_are_filtered_and_kicked_and_banned(broker: Broker, api: A
     assert lines == [("changed", "kickClient"), ("failed", "kickClient"), ("changed", "ban")]
 
 
+async def test_the_busiest_clients_are_found_by_what_they_do_now(
+    broker: Broker, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clienttraffic, "LOOK_S", 3600.0)
+    traffic = broker.node._client_traffic
+    old, taken_over = await broker.connect("dev-old"), await broker.connect("dev-slow")
+    for client in (old, taken_over):
+        for _ in range(9):
+            await client.publish("plant", b"x", 1)
+    page = await api.get("/clients", order="messages_in")
+    assert (page["items"], page["next"], page["rates_over_ms"]) == ([], None, None)
+    assert (await api.get("/clients/dev-old"))["rates"] is None
+    await until(lambda: traffic._last is not None)
+    slow, fast = await broker.connect("dev-slow"), await broker.connect("a-fast")
+    await slow.publish("plant", b"x", 1)
+    await fast.subscribe(("plant", 0))
+    for _ in range(3):
+        await fast.publish("plant", b"x", 0)
+    await fast.messages()
+    await traffic.look()
+    page = await api.get("/clients", order="messages_in")
+    assert ids(page["items"]) == ["a-fast", "dev-slow"]
+    assert page["rates_over_ms"] > 0
+    rates = [each["rates"]["messages_in_per_s"] for each in page["items"]]
+    assert rates[0] / rates[1] == pytest.approx(3, rel=0.01)
+    assert ids((await api.get("/clients", order="bytes_in", limit=1))["items"]) == ["a-fast"]
+    assert ids((await api.get("/clients", order="bytes_in", prefix="dev-"))["items"]) == ["dev-slow"]
+    assert (await api.get("/clients/a-fast"))["rates"]["messages_out_per_s"] == pytest.approx(rates[0])
+    idle = {each["client_id"]: each["rates"] for each in await api.pages("/clients", limit=1)}["dev-old"]
+    assert set(idle.values()) == {0.0}
+    traffic.stop()
+    await until(lambda: traffic._task is None)
+    assert {each["rates"] for each in await api.pages("/clients")} == {None}
+    monkeypatch.setattr(clienttraffic, "IDLE_S", -1.0)
+    traffic.ask()
+    await until(lambda: traffic._task is None)
+
+
 async def test_sessions_of_absent_clients_are_listed_shown_and_deleted(broker: Broker, api: Api) -> None:
     fields = (b"gone", b"left early")
     away = await broker.connect_5("away", *fields, flags=CLEAN | WILL, about=LASTS, will={Property.WILL_DELAY_S: 60})
@@ -186,6 +226,13 @@ async def test_a_hundred_thousand_clients_are_listed_and_searched(broker: Broker
     assert ids(await api.pages("/clients", user="user-42")) == expected
     assert ids(await api.pages("/clients", address="10.0.0.42", limit=7)) == expected
     assert await api.pages("/subscriptions", filter="plant/#") == []
+    traffic = broker.node._client_traffic
+    await traffic.look()
+    connection = broker.node.gateway.clients["device-000042"]
+    connection.messages_in += 1
+    broker.node.gateway.clients.leave("device-000042", connection)
+    await traffic.look()
+    assert ids((await api.get("/clients", order="messages_in", limit=7))["items"]) == expected[1:8]
 
 
 def test_sorted_names_are_read_in_order_from_any_name_on_while_they_come_and_go() -> None:

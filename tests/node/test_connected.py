@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.node.api import clienttraffic
 from tests.gateway.wire import Broker
 from tests.node.adminapi import audited, broker, run
 from tests.waiting import until
@@ -16,7 +19,10 @@ __all__ = ["broker", "run"]
 LASTS = {Property.SESSION_EXPIRY_S: 600}
 
 
-async def test_a_client_is_listed_shown_disconnected_and_banned(broker: Broker, run: Any) -> None:
+async def test_a_client_is_listed_shown_disconnected_and_banned(
+    broker: Broker, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clienttraffic, "LOOK_S", 3600.0)
     client = await broker.connect_5("sensor-7", about=LASTS)
     await client.subscribe(("plant/#", 1))
     await broker.connect_5("dash")
@@ -29,6 +35,15 @@ async def test_a_client_is_listed_shown_disconnected_and_banned(broker: Broker, 
     _, rows = await run("clients", "subscriptions", "sensor-7", "--json", role="viewer")
     assert (json.loads(rows)["filter"], json.loads(rows)["qos"]) == ("plant/#", 1)
     assert await run("clients", "show", "nobody") == (1, "penstock clients: there is no connected client 'nobody'\n")
+    assert "rates  -" in shown
+    status, said = await run("clients", "list", "--order", "messages_in", role="viewer")
+    assert (status, "the node has no rates yet" in said) == (0, True)
+    await client.publish("plant/1", b"x", 1)
+    await broker.node._client_traffic.look()
+    _, said = await run("clients", "list", "--order", "messages_in", "--address", "127.0.0.1", role="viewer")
+    assert [line.split()[0] for line in said.splitlines()] == ["client_id", "sensor-7"]
+    _, said = await run("clients", "show", "sensor-7", "--json")
+    assert json.loads(said)["rates"]["messages_in_per_s"] > 0
     status, said = await run("clients", "kick", "sensor-7", role="viewer")
     assert (status, "has no role operator or admin" in said) == (1, True)
     status, said = await run("clients", "kick", "sensor-7", role="operator")

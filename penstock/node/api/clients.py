@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from ipaddress import ip_network
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from penstock.gateway.gateway import Gateway
 from penstock.gateway.protocol.connect import Will
 from penstock.gateway.transport.peer import SAN_KINDS, Peer
 from penstock.node.api.access import BanRequest, BanShown, make_ban
+from penstock.node.api.clienttraffic import ClientTraffic, IsListed, Rates
 from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
 from penstock.node.api.pages import in_slices, page_in_order
 from penstock.node.api.subscriptions import SubscriptionShown, live_subscription, queued_for
@@ -38,6 +39,21 @@ class ClientQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
     contains: Annotated[str, msgspec.Meta(description="A text in the client id or user name, in any case.")] = ""
     user: Annotated[str, msgspec.Meta(description="User name.")] = ""
     address: Annotated[str, msgspec.Meta(description="Address, or network such as 10.0.0.0/8.")] = ""
+    order: Annotated[
+        Literal["client_id", "messages_in", "messages_out", "bytes_in", "bytes_out"],
+        msgspec.Meta(
+            description="By client id, in pages; or those with the highest of these rates, on one page that has no next one."
+        ),
+    ] = "client_id"
+
+
+class ClientRates(msgspec.Struct, kw_only=True):
+    """What a client sends (`in`) and gets (`out`), as averages over some seconds."""
+
+    messages_in_per_s: float
+    messages_out_per_s: float
+    bytes_in_per_s: float
+    bytes_out_per_s: float
 
 
 class ClientShown(msgspec.Struct, kw_only=True):
@@ -58,6 +74,13 @@ class ClientShown(msgspec.Struct, kw_only=True):
     messages_out: int
     bytes_in: int
     bytes_out: int
+    rates: Annotated[
+        ClientRates | None,
+        msgspec.Meta(
+            description="null if they are not known: the node begins to count when somebody asks for the clients with the "
+            "highest rates, or for one in detail, and knows them some seconds later."
+        ),
+    ]
     paused_for: Annotated[
         list[str],
         msgspec.Meta(description=f"Why the node does not read it: {', '.join(each.name.lower() for each in PauseReason)}."),
@@ -65,10 +88,13 @@ class ClientShown(msgspec.Struct, kw_only=True):
 
 
 class ClientList(msgspec.Struct):
-    """A page of the connected clients, in the order of their ids. It may be short although there is a cursor."""
+    """A page of the connected clients, in the order that was asked for. It may be short although there is a cursor."""
 
     items: list[ClientShown]
     next: str | None
+    rates_over_ms: Annotated[
+        int | None, msgspec.Meta(description="Over which time the rates are averages; null if none are known yet.")
+    ]
 
 
 class WillShown(msgspec.Struct, kw_only=True):
@@ -118,11 +144,13 @@ class ClientOperations:
     Parameters:
         gateway: has the clients.
         access: makes bans.
+        traffic: of the clients.
     """
 
-    def __init__(self, gateway: Gateway, access: AccessControl) -> None:
+    def __init__(self, gateway: Gateway, access: AccessControl, traffic: ClientTraffic) -> None:
         self._gateway = gateway
         self._access = access
+        self._traffic = traffic
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations."""
@@ -131,7 +159,7 @@ class ClientOperations:
             "GET",
             "/clients",
             ApiRole.VIEWER,
-            "List the connected clients.",
+            "List the connected clients, all in their order or those that are busiest.",
             self.clients,
             ClientList,
             query=ClientQuery,
@@ -170,6 +198,8 @@ class ClientOperations:
         """Return a page of the clients."""
         query: ClientQuery = call.query
         clients, is_listed = self._gateway.clients, _filter_of(query)
+        if query.order != "client_id":
+            return await self._busiest(query, is_listed)
 
         def read(start: str, count: int) -> list[tuple[str, Connection]]:
             return [(client_id, clients[client_id]) for client_id in clients.at_or_after(start, count)]
@@ -177,14 +207,32 @@ class ClientOperations:
         def row_of(client_id: str, connection: Connection) -> ClientShown | None:
             if not connection.connected or not is_listed(client_id, connection):
                 return None
-            return ClientShown(**self._figures(client_id, connection))
+            return self._shown(client_id, connection, self._traffic.rates_of(client_id, connection))
 
-        return ClientList(*await page_in_order(query, read, row_of, prefix=query.prefix))
+        return ClientList(*await page_in_order(query, read, row_of, prefix=query.prefix), self._over_ms())
+
+    async def _busiest(self, query: ClientQuery, is_listed: IsListed) -> ClientList:
+        """Return the clients with the highest rates."""
+        self._traffic.ask()
+        over_ms = self._over_ms()
+
+        def is_meant(client_id: str, connection: Connection) -> bool:
+            return client_id.startswith(query.prefix) and is_listed(client_id, connection)
+
+        busiest = await self._traffic.busiest(query.order, query.limit, is_meant)
+        return ClientList(await in_slices(self._shown(*each) for each in busiest), None, over_ms)
+
+    def _over_ms(self) -> int | None:
+        return round(self._traffic.over_s * 1000) or None
+
+    def _shown(self, client_id: str, connection: Connection, rates: Rates | None) -> ClientShown:
+        return ClientShown(**self._figures(client_id, connection), rates=rates_shown(rates))
 
     async def client(self, call: ApiCall) -> ClientInDetail:
         """Return one client."""
         client_id = call.path["client_id"]
         connection = self._connected(client_id)
+        self._traffic.ask()
         session = connection.session
         stored = session.stored
         will = self._gateway.lifecycle.will_of(stored) if session.has_will and stored is not None else None
@@ -196,6 +244,7 @@ class ClientOperations:
             "session_expiry_ms": session.expiry_s * 1000,
             "will": will_shown(will),
             "tls": _tls(connection.peer),
+            "rates": rates_shown(self._traffic.rates_of(client_id, connection)),
         }
         figures = self._figures(client_id, connection)
         subscribed = await in_slices(live_subscription(one) for one in first)
@@ -226,7 +275,7 @@ class ClientOperations:
         return connection
 
     def _figures(self, client_id: str, connection: Connection) -> dict[str, Any]:
-        """Return the fields of a `ClientShown`."""
+        """Return the fields of a `ClientShown` besides the rates."""
         session, outbox, peer = connection.session, connection.outbox, connection.peer
         gateway, paused_for = self._gateway, connection.paused_for
         silent_ms = int((gateway.clock.monotonic_s() - connection.received_s) * 1000)
@@ -259,7 +308,19 @@ def will_shown(will: Will | None) -> WillShown | None:
     )
 
 
-def _filter_of(query: ClientQuery) -> Callable[[str, Connection], bool]:
+def rates_shown(rates: Rates | None) -> ClientRates | None:
+    """Return what is shown of the rates of a client; None if they are not known."""
+    if rates is None:
+        return None
+    return ClientRates(
+        messages_in_per_s=round(rates.messages_in, 3),
+        messages_out_per_s=round(rates.messages_out, 3),
+        bytes_in_per_s=round(rates.bytes_in, 1),
+        bytes_out_per_s=round(rates.bytes_out, 1),
+    )
+
+
+def _filter_of(query: ClientQuery) -> IsListed:
     """Return the function that tells which clients are listed. Raises ApiError."""
     is_near = _address_filter(query.address) if query.address else None
     text, user = query.contains.casefold(), query.user

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import Any, Final, TypeVar
@@ -93,14 +93,25 @@ async def in_slices(items: Iterable[T]) -> list[T]:
 
     The iterable must bear that other work goes on in between: a copy, or a generator that looks up anew.
     """
-    done: list[T] = []
+    done = [item async for item in sliced(items, LOOKED_AT_ONCE)]
+    if len(done) > READ_AT_ONCE:
+        await asyncio.sleep(0)  # a long page is encoded in a turn of its own
+    return done
+
+
+async def sliced(items: Iterable[T], at_once: int = 1) -> AsyncIterator[T]:
+    """Yield items to a caller who does some work for each, in slices between other work of the loop.
+
+    Args:
+        items: bear that other work goes on in between, as those of `in_slices` must.
+        at_once: items between two looks at the time.
+    """
     until_s = perf_counter() + SLICE_S
     for number, item in enumerate(items):
-        done.append(item)
-        if number % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
+        yield item
+        if number % at_once == 0 and perf_counter() > until_s:
             await asyncio.sleep(0)
             until_s = perf_counter() + SLICE_S
-    return done
 
 
 async def page_by_name(
