@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock.cli.apiclient import ApiClient, escaped
 from penstock.cli.arguments import Commands, add_command, duration
-from penstock.cli.listing import add_bounds, awaited, finish, pages_of, print_listing, rows_of, show
+from penstock.cli.listing import RATES, add_bounds, awaited, finish, pages_of, print_listing, rows_of, show
 from penstock.cli.output import cells_of, print_line, print_rows, time_of
 
 CLIENT_COLUMNS: Final = (
@@ -25,9 +25,6 @@ CLIENT_COLUMNS: Final = (
     "bytes_in",
     "bytes_out",
 )
-RATES: Final = ("messages_in", "messages_out", "bytes_in", "bytes_out")
-"""Rates by which clients can be ordered."""
-
 BUSIEST_COLUMNS: Final = ("client_id", "user", "address", *(f"{rate}_per_s" for rate in RATES), "in_flight_out")
 
 SUBSCRIPTION_COLUMNS: Final = ("filter", "qos", "no_local", "retain_as_published", "identifier", "queued")

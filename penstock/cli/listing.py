@@ -21,6 +21,9 @@ TIMES: Final = frozenset(
 )
 """Fields that are points in time. Other fields in ms are durations."""
 
+RATES: Final = ("messages_in", "messages_out", "bytes_in", "bytes_out")
+"""Rates by which connected clients can be ordered."""
+
 TRY_S: Final = 1.0
 """Seconds after which a node that has just begun to measure is asked again."""
 

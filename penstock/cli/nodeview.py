@@ -98,13 +98,29 @@ ABANDONED_S = 60
 """Age of the oldest message of a group from which somebody should ask where its consumers are."""
 
 
-def view_of(figures: Figures, *, is_ready: bool, sort: str) -> dict[str, Any]:
+CERTIFICATE_S = 14 * 86_400
+"""Time before the end of a certificate from which somebody should replace it. The alert rules have the same bound."""
+
+BACKUP_S = 2 * 86_400
+"""Age of the last backup from which somebody should look at the job that makes them. The alert rules have the same bound."""
+
+
+def view_of(
+    figures: Figures,
+    *,
+    is_ready: bool,
+    sort: str,
+    drain: Mapping[str, Any] | None = None,
+    busiest: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Return the view of a node as a row of JSON. Times are in seconds, rates per second, and what is unknown is None.
 
     Args:
         figures: of the node.
         is_ready: whether it accepts clients.
         sort: one of `SORTS`.
+        drain: how far it has drained, if it is not ready; None if that is not known.
+        busiest: the clients with the highest rates, the highest first; None if they are not known.
     """
     now, rate, quantile = figures.now, figures.rate, figures.quantile
     groups = sorted(_groups(figures), key=lambda group: (-group[sort], group["group"], group["filter"]))
@@ -139,6 +155,7 @@ def view_of(figures: Figures, *, is_ready: bool, sort: str) -> dict[str, Any]:
             "sessions_away": int(now.sum("penstock_mqtt_sessions_away")),
             "subscriptions": int(now.sum("penstock_mqtt_subscriptions")),
             "slow": int(now.sum("penstock_mqtt_slow_consumers")),
+            "busiest": busiest,
         },
         "store": {
             "log_bytes": int(now.sum("penstock_log_end_bytes") - now.sum("penstock_log_start_bytes")),
@@ -165,7 +182,7 @@ def view_of(figures: Figures, *, is_ready: bool, sort: str) -> dict[str, Any]:
         },
         "groups": groups,
     }
-    view["attention"] = list(_attention(figures, view))
+    view["attention"] = list(_attention(figures, view, drain))
     return view
 
 
@@ -186,7 +203,19 @@ def _groups(figures: Figures) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _attention(figures: Figures, view: dict[str, Any]) -> Iterator[str]:
+def _dated(now: Scrape) -> Iterator[str]:
+    """Yield what is too near or too long ago."""
+    now_s = datetime.now(UTC).timestamp()
+    for labels, expires_s in now.fitting("penstock_certificate_expires_timestamp_seconds", {}):
+        if (left_s := expires_s - now_s) < CERTIFICATE_S:
+            ends = f"expires in {shown_seconds(left_s)}" if left_s > 0 else "has expired"
+            yield f"The certificate of the listener {labels['listener']} {ends}: replace its files."
+    backup_s = now.sum("penstock_backup_last_success_timestamp_seconds")
+    if backup_s and now_s - backup_s > BACKUP_S:
+        yield f"The last backup is {shown_seconds(now_s - backup_s)} old: look at the job that runs `penstock backup`."
+
+
+def _attention(figures: Figures, view: dict[str, Any], drain: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what somebody should look at, the worst first."""
     now, store, latency, process = figures.now, view["store"], view["latency"], view["process"]
     if now.sum("penstock_store_exhausted"):
@@ -196,8 +225,12 @@ def _attention(figures: Figures, view: dict[str, Any]) -> Iterator[str]:
     elif store["disk_free_bytes"] < 2 * store["disk_reserve_bytes"]:
         free = shown_bytes(store["disk_free_bytes"])
         yield f"The disk has {free} left; below {shown_bytes(store['disk_reserve_bytes'])} new messages are refused."
-    if not view["ready"]:
+    if drain is not None and drain["state"] != "serving":
+        left = f"{drain['clients']:,} clients of MQTT and {drain['checkpoints']:,} batches that consumers have"
+        yield f"The node drains, and accepts no clients. What is left: {left}."
+    elif not view["ready"]:
         yield "The node is not ready: it accepts no clients."
+    yield from _dated(now)
     for reason in (labels["reason"] for labels, value in now.fitting("penstock_retention_blocked", {}) if value):
         yield f"Retention can't delete old segments ({reason}): the log of the node says why (retention.blocked)."
     if now.sum("penstock_clock_unconfirmed"):

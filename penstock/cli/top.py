@@ -14,6 +14,7 @@ from penstock.cli.arguments import (
     endpoint,
     login,
 )
+from penstock.cli.listing import RATES
 
 SORTS = {
     "visible": "visible",
@@ -48,6 +49,9 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--sort", choices=tuple(SORTS), default="visible", help="Show the groups with the most of this first (%(default)s)."
     )
+    command.add_argument(
+        "--sort-clients", choices=RATES, default=RATES[0], help="Show the clients with most of this first (%(default)s)."
+    )
     add_json(command)
     command.set_defaults(run=_run)
 
@@ -69,6 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         count=options.count,
         groups=options.groups,
         sort=SORTS[options.sort],
+        order=options.sort_clients,
         as_json=options.json,
     )
     return 0

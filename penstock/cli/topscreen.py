@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import sys
@@ -10,11 +11,11 @@ import time
 import tty
 from collections.abc import Iterable
 from contextlib import suppress
-from http import HTTPStatus
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,18 +23,22 @@ from rich.text import Text
 from penstock.cli.adminclient import AdminClient
 from penstock.cli.endpoint import Endpoint
 from penstock.cli.login import UserPassword
-from penstock.cli.nodeview import Figures, Scrape, view_of
+from penstock.cli.nodeanswers import ask
+from penstock.cli.nodeview import Figures, view_of
 from penstock.cli.output import laid_out, print_row, shown_bytes, shown_rate, shown_seconds
 from penstock.store.printable import printable
 
 WIDE = 130
 """Columns of a terminal that has room for all blocks side by side, and for all figures of a group."""
 
-PIPE_COLUMNS = 160
-"""Columns where the output is no terminal."""
+PIPE_COLUMNS, PIPE_LINES = 160, 40
+"""Columns and lines of a view where the output is no terminal."""
 
-LINES_WIDE, LINES_NARROW = 15, 22
-"""Lines of a terminal that are not for groups."""
+FIGURES, FIGURES_SHORT = 7, 3
+"""Lines of a block of figures, and what a short terminal has room for."""
+
+LINES_MIN = 16
+"""Lines for clients and groups from which a terminal is high enough for all figures."""
 
 NAMES = ("group", "filter")
 
@@ -53,12 +58,54 @@ GROUP_FIGURES = {
 NARROW_FIGURES = ("visible", "in flight", "dead", "oldest", "acked/s")
 """What a narrow terminal has room for beside the names."""
 
-GROUPS_MIN = 5
+CLIENT_FIGURES = {
+    "in/s": "messages_in_per_s",
+    "out/s": "messages_out_per_s",
+    "bytes in/s": "bytes_in_per_s",
+    "bytes out/s": "bytes_out_per_s",
+}
+"""What is shown of a client, by the head of its column."""
+
+ATTENTION = "! "
+"""What a line begins with that says what somebody should look at."""
+
+GROUPS_MIN = 3
 """Groups that are shown on any terminal."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a terminal has room for."""
+
+    figures: int
+    """Lines of each block."""
+    clients: int
+    groups: int
+
+    @staticmethod
+    def of(view: dict[str, Any], width: int, height: int, groups: int) -> Room:
+        """Return the room for a view on a terminal. `groups` is the number that was asked for; 0 for none."""
+        blocks = 1 if width >= WIDE else 2
+        attention = sum(math.ceil((len(line) + len(ATTENTION)) / width) for line in view["attention"])
+        lines = height - attention - 3  # the head, and empty lines around the blocks
+        figures = FIGURES if lines - blocks * (FIGURES + 1) >= LINES_MIN else FIGURES_SHORT
+        lines -= blocks * (figures + 1)
+        clients = min(max(lines // 4, 1), len(view["clients"]["busiest"] or ()))
+        if view["clients"]["busiest"] is not None:
+            lines -= max(clients, 1) + 2  # with the head, and an empty line
+        return Room(figures, clients, groups or max(lines - 2, GROUPS_MIN))
+
+
 def top(
-    node: Endpoint, login: UserPassword | None, *, interval_s: float, count: int, groups: int, sort: str, as_json: bool
+    node: Endpoint,
+    login: UserPassword | None,
+    *,
+    interval_s: float,
+    count: int,
+    groups: int,
+    sort: str,
+    order: str,
+    as_json: bool,
 ) -> None:
     """Show what a node does, again and again until `q` or Ctrl-C. A node that is away is asked again.
 
@@ -68,7 +115,8 @@ def top(
         interval_s: seconds between two views.
         count: number of views; 0 never ends.
         groups: number of groups to show; 0 for what the terminal has room for, or all in JSON.
-        sort: see `view_of`.
+        sort: of the groups; see `view_of`.
+        order: of the clients; see `ask`.
         as_json: print each view as one JSON object a line.
 
     Raises:
@@ -76,7 +124,7 @@ def top(
         PermissionError: it does not show its metrics to whoever asks.
     """
     client = AdminClient(node, login)
-    before, _ = _scrape(client, node)
+    before = ask(client, node, order).scrape
     screen = _Screen(as_json=as_json, groups=groups)
     with suppress(KeyboardInterrupt), screen, _Keys(is_read=screen.is_live) as keys:
         shown = 0
@@ -84,26 +132,15 @@ def top(
             if keys.has_quit(interval_s):
                 return
             try:
-                now, is_ready = _scrape(client, node)
+                now = ask(client, node, order)
             except ConnectionError as error:
                 screen.fail(str(error))
                 continue
-            screen.show(view_of(Figures(before, now), is_ready=is_ready, sort=sort), str(node.address))
-            before = now
+            figures = Figures(before, now.scrape)
+            view = view_of(figures, is_ready=now.is_ready, sort=sort, drain=now.drain, busiest=now.busiest)
+            screen.show(view, str(node.address))
+            before = now.scrape
             shown += 1
-
-
-def _scrape(client: AdminClient, node: Endpoint) -> tuple[Scrape, bool]:
-    at_s = time.monotonic()
-    status, body = client.get("/metrics")
-    ready, _ = client.get("/readyz")
-    try:
-        scrape = Scrape.parse(body.decode(), at_s)
-    except ValueError as error:
-        raise ConnectionError(f"What {node.address} shows at /metrics can't be read: {error}.") from error
-    if status != HTTPStatus.OK or "penstock_log_end_bytes" not in scrape.samples:
-        raise ConnectionError(f"The HTTP server on {node.address} is no Penstock node: give --admin the node's admin.listen.")
-    return scrape, ready == HTTPStatus.OK
 
 
 class _Screen:
@@ -117,7 +154,7 @@ class _Screen:
     def __init__(self, *, as_json: bool, groups: int, out: TextIO | None = None) -> None:
         self._console = Console(file=out or sys.stdout, highlight=False)
         if not self._console.is_terminal:
-            self._console.width = PIPE_COLUMNS
+            self._console.size = ConsoleDimensions(PIPE_COLUMNS, PIPE_LINES)
         self._as_json = as_json
         self._groups = groups
         self.is_live = self._console.is_terminal and not as_json
@@ -132,8 +169,7 @@ class _Screen:
             print_row(view | {"groups": view["groups"][: self._groups or None]}, as_json=True)
             return
         width = self._console.width
-        lines = (LINES_WIDE if width >= WIDE else LINES_NARROW) + len(view["attention"])
-        room = self._groups or max(self._console.height - lines, GROUPS_MIN)
+        room = Room.of(view, width, self._console.height, self._groups)
         self._last = rendered(view, address, room, width if self.is_live else None)
         if self._live is not None:
             self._live.update(self._last, refresh=True)
@@ -207,16 +243,17 @@ def _is_in_foreground(terminal: int) -> bool:
         return True  # it is not the terminal that controls the process
 
 
-def rendered(view: dict[str, Any], address: str, groups: int, width: int | None) -> Group:
-    """Return a view for a terminal of a width, with at most so many groups. None means that lines may have any length."""
+def rendered(view: dict[str, Any], address: str, room: Room, width: int | None) -> Group:
+    """Return a view for a terminal of a width. None means that lines may have any length."""
     state = Text("ready", style="green") if view["ready"] else Text("not ready", style="bold red")
     since = f"  up {shown_seconds(view['up_s'])}  {view['time'][11:19]} UTC"
     head = Text.assemble(("Penstock ", "bold"), f"{view['version']} on {address}  ", state, since)
-    attention = [Text(printable(f"! {line}"), style="bold yellow") for line in view["attention"]]
+    attention = [Text(printable(ATTENTION + line), style="bold yellow") for line in view["attention"]]
     traffic, latency, clients, store, process = (view[name] for name in ("traffic", "latency", "clients", "store", "process"))
     blocks = Columns(
         [
             _block(
+                room.figures,
                 "per second",
                 ("published", shown_rate(traffic["published_per_s"])),
                 ("sent", shown_rate(traffic["sent_per_s"])),
@@ -227,6 +264,7 @@ def rendered(view: dict[str, Any], address: str, groups: int, width: int | None)
                 ("out", shown_bytes(traffic["out_bytes_per_s"])),
             ),
             _block(
+                room.figures,
                 "latency",
                 ("sync p50", shown_seconds(latency["sync_p50_s"])),
                 ("sync p99", shown_seconds(latency["sync_p99_s"])),
@@ -236,6 +274,7 @@ def rendered(view: dict[str, Any], address: str, groups: int, width: int | None)
                 ("timers p99", shown_seconds(latency["timer_p99_s"])),
             ),
             _block(
+                room.figures,
                 "clients",
                 ("connected", f"{clients['connected']:,}"),
                 ("accepted/s", shown_rate(clients["accepted_per_s"])),
@@ -245,6 +284,7 @@ def rendered(view: dict[str, Any], address: str, groups: int, width: int | None)
                 ("slow", f"{clients['slow']:,}"),
             ),
             _block(
+                room.figures,
                 "store",
                 ("log", shown_bytes(store["log_bytes"])),
                 ("free disk", shown_bytes(store["disk_free_bytes"])),
@@ -254,6 +294,7 @@ def rendered(view: dict[str, Any], address: str, groups: int, width: int | None)
                 ("due in 1 min", f"{store['timers_due_minute']:,}"),
             ),
             _block(
+                room.figures,
                 "process",
                 ("processor", f"{process['cpu']:.0%}"),
                 ("memory", shown_bytes(process["memory_bytes"])),
@@ -266,16 +307,41 @@ def rendered(view: dict[str, Any], address: str, groups: int, width: int | None)
         padding=(0, 3),
     )
     figures = GROUP_FIGURES if width is None or width >= WIDE else NARROW_FIGURES
-    return Group(head, *attention, Text(), blocks, Text(), *_group_lines(view["groups"], groups, figures, width))
+    tables = [
+        *_client_lines(clients["busiest"], room.clients, width),
+        *_group_lines(view["groups"], room.groups, figures, width),
+    ]
+    return Group(head, *attention, Text(), blocks, Text(), *tables)
 
 
-def _block(title: str, *lines: tuple[str, str]) -> Table:
+def _block(count: int, title: str, *lines: tuple[str, str]) -> Table:
+    """Return the first lines of a block."""
     table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
     table.add_column(title)
     table.add_column("", justify="right", min_width=9)
-    for name, value in lines:
+    for name, value in lines[:count]:
         table.add_row(name, value)
     return table
+
+
+def _client_lines(busiest: list[dict[str, Any]] | None, room: int, width: int | None) -> list[Text]:
+    """Return the lines of the busiest clients; none if they are not known."""
+    if busiest is None:
+        return []
+    if not busiest:
+        return [Text("No client sends or gets anything."), Text()]
+    names = ("client", "address") if width is None or width >= WIDE else ("client",)
+    fields = {"client": "client_id", "address": "address"}
+    table = [
+        [
+            *(printable(client[fields[name]]) or "-" for name in names),
+            *((shown_bytes if "bytes" in name else shown_rate)(client[field]) for name, field in CLIENT_FIGURES.items()),
+        ]
+        for client in busiest[:room]
+    ]
+    lines = list(laid_out(table, (*names, *CLIENT_FIGURES), width))
+    # Where names are too long for a table, each client takes several lines, and the first one is what matters.
+    return [*(Text(line, no_wrap=True, overflow="ignore") for line in lines[: room + 1]), Text()]
 
 
 def _group_lines(found: list[dict[str, Any]], room: int, figures: Iterable[str], width: int | None) -> list[Text]:

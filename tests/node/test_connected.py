@@ -58,6 +58,21 @@ async def test_a_client_is_listed_shown_disconnected_and_banned(
     ]
 
 
+async def test_top_has_the_busiest_clients_as_soon_as_rates_are_known(
+    broker: Broker, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clienttraffic, "LOOK_S", 3600.0)
+    once = ("top", "--count", "1", "--interval", "100ms", "--json", "--admin", str(broker.node.admin))
+    _, said = await run(*once, role="viewer")
+    assert json.loads(said)["clients"]["busiest"] is None
+    client = await broker.connect("sensor-7")
+    await client.publish("plant", b"x", 1)
+    await broker.node._client_traffic.look()
+    _, said = await run(*once, role="viewer")
+    (busy,) = json.loads(said)["clients"]["busiest"]
+    assert (busy["client_id"], busy["address"], busy["messages_in_per_s"] > 0) == ("sensor-7", "127.0.0.1", True)
+
+
 async def test_a_session_is_listed_and_deleted_when_its_client_is_away(broker: Broker, run: Any) -> None:
     client = await broker.connect_5("sensor-7", about=LASTS)
     status, said = await run("sessions", "delete", "sensor-7")

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import time
+from typing import cast
 
+import pytest
+from rich.console import Console
+
+from penstock.cli.adminclient import AdminClient
+from penstock.cli.endpoint import Endpoint
+from penstock.cli.nodeanswers import ask
 from penstock.cli.nodeview import Figures, Scrape, view_of
 from penstock.cli.output import shown_bytes, shown_rate, shown_seconds
+from penstock.cli.topscreen import Room, rendered
+from penstock.store.options import HostPort
 
 OTHERS = ("waiting", "in_flight", "dead", "delayed", "parked")
 
@@ -66,6 +76,71 @@ def test_what_somebody_should_look_at_comes_first() -> None:
         "Nobody consumes the messages of g.",
         "2.0 messages per second become dead letters: see `penstock dlq list GROUP`.",
     ]
+
+
+def test_dates_that_are_near_or_long_ago_want_attention() -> None:
+    certificate, day_s, now_s = "penstock_certificate_expires_timestamp_seconds", 86_400, time.time()
+    backup = "penstock_backup_last_success_timestamp_seconds"
+    ends = {"late": 13.5, "past": -1, "good": 15}
+    soon = scrape(
+        1,
+        *(f'{certificate}{{listener="{name}"}} {now_s + days * day_s}' for name, days in ends.items()),
+        f"{backup} {now_s - 3.5 * day_s}",
+    )
+    drain = {"state": "draining", "clients": 1200, "checkpoints": 3}
+    assert view_of(Figures(soon, soon), is_ready=False, sort="visible", drain=drain)["attention"] == [
+        "The node drains, and accepts no clients. What is left: 1,200 clients of MQTT and 3 batches that consumers have.",
+        "The certificate of the listener late expires in 13 d: replace its files.",
+        "The certificate of the listener past has expired: replace its files.",
+        "The last backup is 3.5 d old: look at the job that runs `penstock backup`.",
+    ]
+    never = scrape(1, f"{backup} 0")
+    assert view_of(Figures(never, never), is_ready=True, sort="visible")["attention"] == []
+
+
+BUSY = {"user": "", "address": "10.0.0.1"} | dict.fromkeys(
+    ("messages_in_per_s", "messages_out_per_s", "bytes_in_per_s", "bytes_out_per_s"), 1234.5
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "names"), [(80, 24, 36), (80, 24, 400), (80, 40, 36), (130, 24, 36), (200, 50, 36)]
+)
+def test_a_view_with_groups_and_clients_has_room_on_any_terminal(width: int, height: int, names: int) -> None:
+    groups = [
+        f'penstock_pop_group_{name}{{group="g{n}",filter="a"}} 3'
+        for n in range(30)
+        for name in (*OTHERS, "visible", "oldest_seconds")
+    ]
+    now = scrape(1, "penstock_store_read_only 1", *groups)
+    busiest = [BUSY | {"client_id": f"{n:0{names}}"} for n in range(20)]
+    view = view_of(Figures(now, now), is_ready=True, sort="visible", busiest=busiest)
+    console = Console(width=width, height=height, file=io.StringIO())
+    lines = console.render_lines(rendered(view, "node:8080", Room.of(view, width, height, 0), width), pad=False)
+    text = "\n".join("".join(segment.text for segment in line) for line in lines)
+    assert len(lines) <= height
+    assert "0" * 35 in text
+    assert "g0 " in text
+
+
+class OtherNode:
+    """An admin listener that says of clients what an older node, or one that does not know the caller, does."""
+
+    def __init__(self, answer: tuple[int, bytes] | None) -> None:
+        self._answer = answer
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        if path in ("/metrics", "/readyz"):
+            return 200, b"penstock_log_end_bytes 1\n"
+        if self._answer is None:
+            raise PermissionError("no right to list clients")
+        return self._answer
+
+
+@pytest.mark.parametrize("answer", [None, (400, b'{"error": "unknown field"}'), (200, b'{"items": [], "rates_over_ms": null}')])
+def test_clients_are_unknown_where_the_node_does_not_say(answer: tuple[int, bytes] | None) -> None:
+    answers = ask(cast(AdminClient, OtherNode(answer)), Endpoint(HostPort("node", 8080)), "messages_in")
+    assert (answers.is_ready, answers.busiest) == (True, None)
 
 
 def test_quantities_have_the_unit_that_fits() -> None:
