@@ -30,7 +30,7 @@ HISTORY = "CHANGELOG.md"
 _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _FILE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|toml|proto|md|yml|c))(?:::\w+)?`")
 _MAKE = re.compile(r"\bmake ((?:[a-z-]+ ?)+)")
-_COMMAND = re.compile(r"^ *(?:\.venv/bin/)?penstock ((?:[a-z]+ ?)+)", re.MULTILINE)
+_COMMAND = re.compile(r"^ *(?:\.venv/bin/)?penstock ((?:[a-z][a-z-]* ?)+)", re.MULTILINE)
 _OPTION = re.compile(r"`((?:store|mqtt|pop|timer|admin|tracing)\.[a-z]+(?:_[a-z]+|\.[a-z_]+)+)(?: = [^`]*)?`")
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 

@@ -50,6 +50,8 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
         Family("topics", {"topics": "List topics, queues and subscribers."}),
         Family("retained", {"retained": "List, show and delete retained messages."}),
         Family("top", {"top": "Show what a running node does."}),
+        Family("storage", {"storage": "Show what a node stores, and what keeps it."}),
+        Family("nodeoptions", {"options": "List the options of a node.", "log-level": "Show or set what a node logs."}),
         Family("inspect", {"inspect": "Print what a data directory holds."}),
         Family("story", {"story": "Print what happened to a message."}),
         Family("reconcile", {"reconcile": "Pair every delivery with its acknowledgement."}),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 
 from penstock.cli import listing
 from penstock.cli.main import main
@@ -110,6 +112,15 @@ def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         return status, captured.out + captured.err
 
     return run
+
+
+@pytest.fixture
+def loggers() -> Iterator[None]:
+    """Restore what a test changes of the loggers of its process."""
+    level, configured = logging.getLogger().level, structlog.get_config()
+    yield
+    logging.getLogger().setLevel(level)
+    structlog.configure(**configured)
 
 
 def audited(broker: Broker) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,9 @@ from penstock.node.config import load_config
 from penstock.store.options import MIB
 from penstock.store.retention.retention import Blocker
 from tests.gateway.wire import Broker
-from tests.node.adminapi import Api, api, audited, broker
+from tests.node.adminapi import Api, api, audited, broker, loggers
 
-__all__ = ["api", "broker"]
-
-
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    """Restore what a test changes of the loggers of its process."""
-    level, configured = logging.getLogger().level, structlog.get_config()
-    yield
-    logging.getLogger().setLevel(level)
-    structlog.configure(**configured)
+__all__ = ["api", "broker", "loggers"]
 
 
 async def test_the_storage_says_what_it_takes_and_what_keeps_it(broker: Broker, api: Api) -> None:
