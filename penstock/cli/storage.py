@@ -43,8 +43,8 @@ def _lines_of(storage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     disk, log, index, retention = (storage[part] for part in ("disk", "log", "index", "retention"))
     free, total = shown_bytes(disk["free_bytes"]), shown_bytes(disk["total_bytes"])
     yield "disk", f"{free} of {total} free, {shown_bytes(disk['reserve_bytes'])} of which are the reserve: {disk['why']}"
-    size = f"{shown_bytes(log['size_bytes'])} in {log['segments']:,} segments"
-    yield "log", f"{size}, from position {log['start']} to {log['end']}; on disk up to {log['durable']}"
+    size = f"{shown_bytes(log['size_bytes'])}, from position {log['start']} to {log['end']}, on disk up to {log['durable']}"
+    yield "log", f"{size}; segments: {log['segments']:,}"
     slowed = f"slowed to {shown_bytes(index['slowed_bytes_per_s'])} a second" if index["slowed_bytes_per_s"] else "not slowed"
     writes = "stopped, because compactions are too far behind" if index["stopped"] else slowed
     pending = shown_bytes(index["pending_compaction_bytes"])
@@ -55,8 +55,7 @@ def _lines_of(storage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     copies = f"{shown_bytes(retention['pinned_bytes'])} of old records that are still needed"
     yield "copies", f"{copies}; since the start {shown_bytes(retention['dropped_bytes'])} were deleted"
     if tables := storage["tables"]:
-        state = "are written" if tables["writing"] else "are not being written"
-        yield "tables", f"{state}, {shown_bytes(tables['lag_bytes'])} behind the log; {tables['failures']:,} failures"
+        yield "tables", f"{shown_bytes(tables['lag_bytes'])} behind the log; failures: {tables['failures']:,}"
     yield "queues", f"{storage['queues']:,}"
 
 

@@ -64,7 +64,7 @@ def commands_in(page: Path) -> Iterator[str]:
         text = line.strip().removeprefix("$ ")
         if begun:
             text, begun = begun + text, ""
-        elif not (is_fenced or line.startswith("    ")) or not re.match(r"(?:[A-Z_]+=\S+ )*penstock [a-z-]+(?: |$)", text):
+        elif not (is_fenced or line.startswith("    ")) or not re.match(r"(?:[A-Z_]+=\S+ )*penstock [a-z][a-z-]*(?: |$)", text):
             continue
         if text.endswith("\\"):
             begun = text[:-1]

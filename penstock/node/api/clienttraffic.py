@@ -40,7 +40,7 @@ class Rates(NamedTuple):
 
 
 NOTHING: Final = array("q", (0, 0, 0, 0))
-"""What was counted of a connection that has begun since."""
+"""Counts, as of the look before, of a connection that has begun since."""
 
 
 class BusyClient(NamedTuple):
