@@ -1,20 +1,20 @@
 """The traffic of each connected client, as rates: by how much its counters have grown between two looks at all clients.
 
 Connections count what they send and receive in any case, so rates cost nothing on the way of a message. The node looks at the
-counters only while somebody asks for rates. It keeps those of the last look, in arrays in the order of the client ids: arrays
-are small, and unlike a dictionary they grow without holding the loop.
+counters only while somebody asks for rates. It keeps those of the last look in arrays, which are small, in the order of the
+client ids, in which the next look goes through them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.connection import Connection
@@ -39,8 +39,12 @@ class Rates(NamedTuple):
     bytes_out: float
 
 
-NOTHING: Final = array("q", (0, 0, 0, 0))
-"""Counts, as of the look before, of a connection that has begun since."""
+FIGURES: Final = len(Rates._fields)
+
+ROOM: Final = 1_024
+"""Clients that may connect in the course of a look and be seen. Others are seen by the next one."""
+
+Numbers = NDArray[np.int64]
 
 
 class BusyClient(NamedTuple):
@@ -55,60 +59,82 @@ IsListed = Callable[[str, Connection], bool]
 """Tells which clients are meant."""
 
 
-@dataclass(slots=True)
 class _Look:
-    """What one look has seen of all clients, in rows in the order of their ids. A hundred thousand of them take about 8 MB."""
+    """What one look has seen of all clients, in rows in the order of their ids. A hundred thousand of them take about 8 MB.
 
-    began_s: float
-    over_s: float
-    """Seconds since the look before; 0 for the first one, which knows no rates."""
-    client_ids: list[str] = field(default_factory=list)
-    connected_ms: array[int] = field(default_factory=lambda: array("q"))
-    """When each connection began. The counters of a client that has connected anew have begun anew."""
-    counts: array[int] = field(default_factory=lambda: array("q"))
-    """Four of each client, in the order of `Rates`."""
-    rates: array[float] = field(default_factory=lambda: array("d"))
+    Its arrays have their size from the beginning: to make large ones larger would hold the loop.
+
+    Parameters:
+        began_s: monotonic seconds.
+        over_s: seconds since the look before; 0 for the first one, which knows no rates.
+        rows_max: clients for which there is room.
+    """
+
+    def __init__(self, began_s: float, over_s: float, rows_max: int) -> None:
+        self.began_s = began_s
+        self.over_s = over_s
+        self.rows = 0
+        self.client_ids = [""] * rows_max
+        self.connected_ms = np.zeros(rows_max, np.int64)
+        """When each connection began. The counters of a client that has connected anew have begun anew."""
+        self.counts = np.zeros((rows_max, FIGURES), np.int64)
+        """In the order of `Rates`."""
+        self.rates = np.zeros((rows_max, FIGURES))
 
     def row_of(self, client_id: str, begin: int = 0) -> int:
         """Return the row of a client, or that which it would have. It is `begin` or a later one."""
-        return bisect_left(self.client_ids, client_id, begin)
+        return bisect_left(self.client_ids, client_id, begin, self.rows)
 
     def has(self, row: int, client_id: str, connected_ms: int) -> bool:
         """Return whether a row is that of a connection, which began at a time."""
-        is_client = row < len(self.client_ids) and self.client_ids[row] == client_id
-        return is_client and self.connected_ms[row] == connected_ms
+        is_client = row < self.rows and self.client_ids[row] == client_id
+        return is_client and int(self.connected_ms[row]) == connected_ms
 
     def rates_in(self, row: int) -> Rates:
         """Return the rates in a row."""
-        return Rates(*self.rates[4 * row : 4 * row + 4])
+        return Rates(*self.rates[row].tolist())
 
-    def add(self, clients: Mapping[str, Connection], before: _Look, begin: int) -> int:
-        """Add clients, whose ids come after all that were added; return the row of `before` where the next ones begin.
+    def add(self, clients: Mapping[str, Connection], before: _Look, row: int) -> int:
+        """Add clients, whose ids come after all that were added, as long as there is room.
 
         Args:
             clients: in the order of their ids.
             before: the look before this one.
-            begin: the row of `before` where these clients begin.
+            row: of `before` where these clients begin.
+
+        Returns:
+            The row of `before` where the next clients begin.
         """
-        client_ids, connections = list(clients), clients.values()
-        connected_ms = array("q", [each.connected_ms for each in connections])
-        counts = array("q", [count for each in connections for count in _counts_of(each)])
-        next_row = begin + len(client_ids)
-        if before.client_ids[begin:next_row] == client_ids and before.connected_ms[begin:next_row] == connected_ms:
-            counted = before.counts[4 * begin : 4 * next_row]  # nobody has come or gone, as most often
-        else:
-            counted, next_row = array("q"), begin
-            for client_id, began_ms in zip(client_ids, connected_ms, strict=True):
-                row = before.row_of(client_id, next_row)
-                is_known = before.has(row, client_id, began_ms)
-                counted += before.counts[4 * row : 4 * row + 4] if is_known else NOTHING
-                next_row = row + is_known
-        seconds = self.over_s or math.inf
-        self.client_ids += client_ids
-        self.connected_ms += connected_ms
-        self.counts += counts
-        self.rates.extend([(now - then) / seconds for now, then in zip(counts, counted, strict=True)])
+        begin, end = self.rows, self.rows + len(clients)
+        if not clients or end > len(self.client_ids):
+            return row
+        self.client_ids[begin:end] = clients
+        self.connected_ms[begin:end] = [each.connected_ms for each in clients.values()]
+        self.counts[begin:end] = [_counts_of(each) for each in clients.values()]
+        counted, next_row = before.counts_of(self.client_ids[begin:end], self.connected_ms[begin:end], row)
+        if self.over_s:
+            self.rates[begin:end] = (self.counts[begin:end] - counted) / self.over_s
+        self.rows = end
         return next_row
+
+    def counts_of(self, client_ids: list[str], connected_ms: Numbers, row: int) -> tuple[Numbers, int]:
+        """Return the counts of connections, 0 for those that have begun since, and the row after them.
+
+        Args:
+            client_ids: in order.
+            connected_ms: when each connection began.
+            row: at which to begin.
+        """
+        end = row + len(client_ids)
+        if self.client_ids[row:end] == client_ids and np.array_equal(self.connected_ms[row:end], connected_ms):
+            return self.counts[row:end], end  # nobody has come or gone, as most often
+        counts = np.zeros((len(client_ids), FIGURES), np.int64)
+        for number, (client_id, began_ms) in enumerate(zip(client_ids, connected_ms.tolist(), strict=True)):
+            row = self.row_of(client_id, row)
+            if self.has(row, client_id, began_ms):
+                counts[number] = self.counts[row]
+                row += 1
+        return counts, row
 
 
 def _counts_of(connection: Connection) -> tuple[int, int, int, int]:
@@ -159,13 +185,14 @@ class ClientTraffic:
     async def look(self) -> None:
         """Look at all clients, in slices between other work of the loop."""
         now_s = self._now_s()
-        before = self._last or _Look(now_s, 0.0)
-        look = _Look(now_s, now_s - before.began_s)
+        before = self._last or _Look(now_s, 0.0, 0)
+        look = _Look(now_s, now_s - before.began_s, len(self._clients) + ROOM)
         row = 0
         async for client_ids in sliced(self._in_order()):
             clients = {client_id: self._clients[client_id] for client_id in client_ids}
             row = look.add({name: each for name, each in clients.items() if each.connected}, before, row)
         self._last = look
+        await asyncio.sleep(0)  # what the look before has seen is freed in a turn of its own
 
     def _in_order(self) -> Iterator[list[str]]:
         """Yield the client ids in their order, some at a time."""
@@ -195,11 +222,12 @@ class ClientTraffic:
             return []
         found: list[tuple[float, int, Connection]] = []
         least = 0.0
-        async for begin in sliced(range(0, len(last.client_ids), LOOKED_AT_ONCE)):
-            for row, rate in enumerate(last.rates[4 * begin + column : 4 * (begin + LOOKED_AT_ONCE) : 4], begin):
-                if rate > least and (connection := self._listed(last, row, is_listed)) is not None:
-                    found.append((-rate, row, connection))
-            if len(found) > 2 * count + LOOKED_AT_ONCE:  # keep the highest; whoever has less needs no look any more
+        async for begin in sliced(range(0, last.rows, LOOKED_AT_ONCE)):
+            rates = last.rates[begin : begin + LOOKED_AT_ONCE, column]
+            for row in (begin + np.flatnonzero(rates > least)).tolist():
+                if (connection := self._listed(last, row, is_listed)) is not None:
+                    found.append((-float(rates[row - begin]), row, connection))
+            if len(found) > count + 4 * LOOKED_AT_ONCE:  # keep the highest; whoever has less needs no look any more
                 found.sort()
                 del found[count:]
                 least = -found[-1][0]
