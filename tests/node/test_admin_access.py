@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from penstock.node import adminaccess
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import AdminUnavailable
+from penstock.node.loginturns import LoginsCrowded, LoginTurns
 from penstock.store.options import HostPort
 from tests.gateway.certificates import Authority
 from tests.waiting import until
@@ -238,14 +239,49 @@ async def test_logins_that_nobody_has_time_for_are_told_to_come_again(start: Sta
         return prove(*arguments)
 
     monkeypatch.setattr("penstock.node.adminaccess.asyncio.to_thread", to_thread)
-    waiting = [asyncio.create_task(listening.log_in("ann", f"guess {n}")) for n in range(adminaccess.LOGINS_MAX)]
-    await until(lambda: listening.admin._access._logins == adminaccess.LOGINS_MAX)
+    waiting = [asyncio.create_task(listening.log_in("ann", f"guess {n}")) for n in range(adminaccess.LOGINS_MAX + 1)]
+    await until(lambda: len(listening.admin._access._turns) == adminaccess.LOGINS_MAX)
     assert len(asked) == 1, "one password is hashed at a time"
     assert await listening.log_in("ann", PASSWORD) == 503
     assert await listening.show("s3cret") == 200, "tokens wait for no hash"
     may_go_on.set()
     assert set(await asyncio.gather(*waiting)) == {401}
     assert await listening.log_in("ann", PASSWORD) == 200
+
+
+async def test_sources_take_turns_and_the_one_that_floods_gives_way() -> None:
+    turns = LoginTurns(4)
+    may_go_on = asyncio.Event()
+    order: list[str] = []
+
+    async def log_in(name: str) -> None:
+        async with turns.turn(name[0]):
+            await may_go_on.wait()
+            order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        flood = [group.create_task(_crowded(log_in(f"a{n}"))) for n in range(6)]
+        await asyncio.sleep(0)
+        assert [each.done() for each in flood] == [False] * 5 + [True], "one is under way, and four wait"
+        others = [group.create_task(_crowded(log_in(name))) for name in ("b0", "c0")]
+        await asyncio.sleep(0)
+        gone = group.create_task(log_in("d0"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        may_go_on.set()
+    assert order == ["a0", "a1", "b0", "c0"]
+    assert [await each for each in (*flood, *others)] == [False, False, True, True, True, True, False, False]
+    assert len(turns) == 0
+    await log_in("e0")
+
+
+async def _crowded(login: Coroutine[Any, Any, None]) -> bool:
+    """Return whether there is no place for a login."""
+    try:
+        await login
+    except LoginsCrowded:
+        return True
+    return False
 
 
 async def test_metrics_may_be_opened_by_themselves(start: Start) -> None:
@@ -261,6 +297,28 @@ async def test_requests_of_this_machine_need_no_authentication_unless_an_option_
     start: Start, anonymous: str, status: int
 ) -> None:
     assert await (await start(anonymous=anonymous)).ask() == status
+
+
+async def test_wrong_credentials_are_refused_also_where_none_are_needed(start: Start) -> None:
+    listening = await start(metrics="open")
+    expired = jwt.encode({"sub": "eve", "exp": 1_600_000_000}, SECRET, "HS256")
+    for shown, why in (
+        ("Bearer guess", "the token is not known"),
+        (f"Bearer {expired}", "the token has expired"),
+        ("Digest x", "neither Bearer nor Basic"),
+        (aiohttp.encode_basic_auth("ann", "guess"), "not right"),
+    ):
+        headers = {"Authorization": shown}
+        async with aiohttp.ClientSession() as session, session.get(listening.url + STATE, headers=headers) as response:
+            assert (response.status, why in (await response.json())["error"]) == (401, True)
+        for path in ("/healthz", "/readyz", METRICS):
+            assert await listening.ask(path, **headers) == 200
+    assert await listening.log_in("ann", PASSWORD) == 200
+    assert await listening.show("b1lling") == 200, "it needs no role there"
+    listening.access.ban("user", "billing", for_ms=0, why="", by="test")
+    assert await listening.show("b1lling") == 403, "it counts for whom it names"
+    without = await start(has_access=False)
+    assert await without.show("guess") == 200, "a node that knows nobody can't tell"
 
 
 @pytest.mark.parametrize("name", adminaccess.FORWARDED)
