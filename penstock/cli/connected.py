@@ -11,9 +11,6 @@ from penstock.cli.apiclient import ApiClient, add_api, escaped
 from penstock.cli.arguments import Commands, add_command, add_json, count, duration
 from penstock.cli.output import cells_of, print_line, print_row, print_rows, time_of
 
-PAGE: Final = 1_000
-"""Rows that one request asks for at most."""
-
 CLIENT_COLUMNS: Final = (
     "client_id",
     "user",
@@ -89,15 +86,8 @@ def _finish(action: argparse.ArgumentParser, run: object) -> None:
 
 def _pages(api: ApiClient, path: str, options: argparse.Namespace, **query: object) -> Iterator[dict[str, Any]]:
     """Yield the rows of a listing, page by page, up to the limit of the command."""
-    left, after = options.limit, options.after
-    while left > 0:
-        search = {"prefix": options.prefix, "contains": options.contains, "user": options.of_user}
-        page = api.get(path, limit=min(left, PAGE), after=after, **search, **query)
-        yield from page["items"]
-        left -= len(page["items"])
-        after = page["next"]
-        if after is None:
-            return
+    search = {"prefix": options.prefix, "contains": options.contains, "user": options.of_user}
+    return api.rows(path, limit=options.limit, after=options.after, **search, **query)
 
 
 def _print(rows: Sequence[dict[str, Any]], columns: Sequence[str], times: dict[str, str], *, as_json: bool) -> None:

@@ -9,11 +9,11 @@ from urllib.parse import quote
 import aiohttp
 
 from penstock.gateway.connection.backpressure import PauseReason
-from penstock.gateway.connection.sorted_names import SortedNames
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.peer import Peer
+from penstock.store.sortednames import SortedNames
 from tests.gateway.certificates import Authority
 from tests.gateway.wire import CLEAN, WILL, Broker
 from tests.node.adminapi import Api, api, audited, broker
