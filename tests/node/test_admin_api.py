@@ -67,6 +67,18 @@ async def test_what_is_wrong_is_said_in_a_sentence(api: Api) -> None:
         assert why in answer["error"], call
 
 
+NO_UTF_8 = ("%", "%4", "%zz", "%FF", "%C3", "%C3%41", "%C0%80", "%E0%80%80", "%ED%A0%80", "%F4%90%80%80", "%80")
+
+
+async def test_what_is_no_utf_8_in_percent_escapes_is_not_taken_literally(api: Api) -> None:
+    viewer = api("viewer")
+    assert await viewer.status("GET", "/groups/%C3%A9%E2%82%AC%F0%9F%98%80%25%00") == 404
+    assert await viewer.status("GET", "/groups?contains=%41+%F4%8F%BF%BF") == 200
+    for wrong in NO_UTF_8:
+        for target in (f"/groups/x{wrong}!", f"/groups?contains={wrong}"):
+            assert await viewer.status("GET", target) == 400, target
+
+
 async def test_a_body_that_is_no_json_is_refused(api: Api, broker: Broker) -> None:
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer admin"}) as session:
         url = f"http://{broker.node.admin}/api/v1/access/bans"

@@ -75,7 +75,13 @@ async def test_settings_change_under_their_version_and_a_pause_ends(broker: Brok
     changed = await admin.ok("PATCH", path, change, **{"If-Match": f'"{shown["version"]}"'})
     assert changed["items"][0]["settings"]["attempts_max"] == 3
     assert changed["items"][0]["settings"]["backoff"]["max_ms"] == 50
-    assert (await admin.refused("PATCH", path, change, **{"If-Match": shown["version"]}))[0] == 412
+    assert (await admin.refused("PATCH", path, change, **{"If-Match": f'"{shown["version"]}", "x"'}))[0] == 412
+    conditions = (f'W/"{changed["version"]}"', '"x,y" , "{}"'.format(changed["version"]), "*", '"x"', "x", '"x', '"x" "y"')
+    for condition, (match, none_match) in zip(
+        conditions, ((200, 304), (200, 304), (200, 304), (412, 200), (400, 400), (400, 400), (400, 400)), strict=True
+    ):
+        assert await admin.status("PATCH", path, {}, **{"If-Match": condition}) == match, condition
+        assert await admin.status("GET", path, **{"If-None-Match": condition}) == none_match, condition
     again = await admin.ok("PATCH", path, {"attempts_max": None, "backoff": {"list_ms": [1, 2]}})
     assert again["items"][0]["settings"]["of_node"] == ["attempts_max", "invisible_ms", "in_flight_max"]
     operator = api("operator")
@@ -112,7 +118,7 @@ async def test_a_group_is_reset_purged_and_deleted(broker: Broker, api: Api) -> 
         (item,) = (await admin.ok("POST", "/groups/billing/reset", reset))["items"]
         assert (item["visible"], item["in_flight"]) == (visible, 0), reset
     assert (await admin.ok("POST", "/groups/billing/purge"))["items"][0]["visible"] == 0
-    assert (await admin.refused("DELETE", "/groups/billing", **{"If-Match": "1234"}))[0] == 412
+    assert (await admin.refused("DELETE", "/groups/billing", **{"If-Match": '"1234"'}))[0] == 412
     await admin.ok("DELETE", "/groups/billing")
     assert (await admin.refused("GET", "/groups/billing")) == (404, "there is no group 'billing'")
 

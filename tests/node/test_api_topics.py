@@ -127,7 +127,7 @@ WRONG = (
     (("DELETE", "/retained/%23"), 404, "'#'"),
     (("GET", "/topics?filter=a%2B"), 400, "inside of the level"),
     (("GET", "/topics?order=age"), 400, "age"),
-    (("GET", "/retained/%ED%A0%80"), 404, "there is no"),
+    (("GET", "/retained/%ED%A0%80"), 400, "no UTF-8"),
     (("GET", "/filters?wildcards=perhaps"), 400, "wildcards"),
 )
 
