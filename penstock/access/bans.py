@@ -79,11 +79,12 @@ class Bans:
         self._networks: dict[tuple[int, int], dict[int, Ban]] = {}
         """The networks that are no single address: by version of IP and length of the prefix, and by the prefix."""
         self._changes = 0
-        self._saved_changes = 0
+        self._saved_changes: int
         """How many of the changes are in the file."""
         self._saving = asyncio.Lock()
         for ban in read_bans(self._path):
             self._put(ban)
+        self._saved_changes = self._changes
 
     def __len__(self) -> int:
         """Return the number of bans that have not ended."""

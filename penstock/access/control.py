@@ -162,7 +162,11 @@ class AccessControl:
 
     async def lift(self, kind: Kind, name: str, *, by: str) -> Ban:
         """Lift a ban, and return when that is durable. See `Bans.lift` and `Bans.save` for the errors."""
-        ban = self.bans.lift(kind, name)
+        try:
+            ban = self.bans.lift(kind, name)
+        except AccessInvalid:
+            await self.bans.save()  # the file may still have it, if it could not be written when the ban was lifted
+            raise
         self._changed(by, what="lift", of=kind, name=ban.name)
         await self.bans.save()
         return ban

@@ -14,6 +14,7 @@ from argon2 import PasswordHasher
 from prometheus_client import generate_latest
 
 from penstock.access import passwords
+from penstock.access.bans import FILE, read_bans
 from penstock.access.passwords import PasswordFile
 from penstock.cli.main import main
 from penstock.gateway import gateway
@@ -127,6 +128,12 @@ async def test_a_ban_that_cannot_be_saved_holds_and_is_reported(broker: Broker, 
     assert status == 1
     (broker.config.data_dir / "bans.json.new").rmdir()
     assert (await run("bans", "--json"))[1] == ""
+    assert (await run("ban", "client", "c2"))[0] == 0
+    (broker.config.data_dir / "bans.json.new").mkdir()
+    assert (await run("lift", "client", "c2"))[0] == 1
+    (broker.config.data_dir / "bans.json.new").rmdir()
+    assert "no ban of the client" in (await run("lift", "client", "c2"))[1]
+    assert read_bans(broker.config.data_dir / FILE) == [], "to ask again has saved it"
 
 
 async def test_a_client_is_disconnected(broker: Broker, run: Any) -> None:
