@@ -18,12 +18,6 @@ KEEP_ALIVE_S: Final = 75.0
 """Seconds that a connection may take to send the head of a request, the first one and each further one. Prometheus, which
 asks every minute by default, keeps its connection."""
 
-STALLED_S: Final = 30.0
-"""Seconds after which a connection is closed whose client takes nothing of an answer."""
-
-LOOK_S: Final = 5.0
-"""Seconds between two looks at how much of their answers the clients have taken."""
-
 SERVER: Final = "penstock"
 """What answers call the server. aiohttp's own text would name its version and that of Python."""
 
@@ -60,8 +54,6 @@ class AdminConnection(RequestHandler):
         # By itself aiohttp reads 32 requests ahead, whose first lines may have a MiB each.
         self._max_msg_queue_size, self._msg_queue_resume_size = 1, 0
         self._transport: asyncio.Transport | None = None
-        self._waiting_bytes = 0
-        self._waiting_since_s = 0.0
 
     @property
     def is_served(self) -> bool:
@@ -83,13 +75,6 @@ class AdminConnection(RequestHandler):
         self.force_close()
         if self._transport is not None:
             self._transport.abort()
-
-    def has_stalled(self, now_s: float) -> bool:
-        """Return whether the client has taken nothing for `STALLED_S` of what waits to be sent. Ask every `LOOK_S`."""
-        waiting_bytes = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        if not waiting_bytes or waiting_bytes != self._waiting_bytes:
-            self._waiting_bytes, self._waiting_since_s = waiting_bytes, now_s
-        return now_s - self._waiting_since_s >= STALLED_S
 
     def handle_error(
         self,

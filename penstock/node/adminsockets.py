@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from penstock.node.adminconnection import LOOK_S, AdminConnection
+from penstock.node.adminconnection import AdminConnection
 from penstock.store.space.causer import is_local
 
 ACCEPTED_PER_TURN: Final = 8
@@ -21,6 +21,9 @@ BACKLOG: Final = 1024
 
 PAUSE_S: Final = 0.5
 """Seconds for which the listener pauses when the system has no more descriptors or memory for a connection."""
+
+STALLED_S: Final = 30.0
+"""Seconds after which the system ends a connection whose client takes nothing of what is sent, with and without TLS."""
 
 BUSY_S: Final = 30.0
 """Seconds for which a connection with a request under way makes way for no other one."""
@@ -57,7 +60,6 @@ class AdminSockets:
         self._listening: list[socket.socket] = []
         self._open: dict[AdminConnection, float] = {}
         """The connections, the oldest first, and since when they are open. Some may have ended."""
-        self._looking: asyncio.TimerHandle | None = None
         self._beginning: dict[socket.socket, None] = {}
         """The connections in their handshake, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,13 +89,10 @@ class AdminSockets:
             raise
         for listening in self._listening:
             self._loop.add_reader(listening, self._accept, listening)
-        self._looking = self._loop.call_later(LOOK_S, self._look)
         return port
 
     def close(self) -> None:
         """Stop accepting. Open connections stay; the server closes them."""
-        if self._looking is not None:
-            self._looking.cancel()
         for listening in self._listening:
             with suppress(ValueError, OSError):  # the reader was never added
                 self._loop.remove_reader(listening)
@@ -115,6 +114,7 @@ class AdminSockets:
                 self._loop.call_later(PAUSE_S, self._resume, listening)
                 return
             end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALLED_S * 1000))
             if self._has_room():
                 self._beginning[end] = None
                 task = self._loop.create_task(self._begin(end))
@@ -134,7 +134,7 @@ class AdminSockets:
         Half of the connections may be in their handshake, so that handshakes that never end close no others. A connection whose
         request is under way makes way last, and not before it has been open for `BUSY_S`.
         """
-        self._forget_ended()
+        self._open = {connection: since_s for connection, since_s in self._open.items() if not connection.has_ended}
         if len(self._open) + len(self._beginning) < self._connections_max:
             return True
         if self._open and len(self._beginning) < max(self._connections_max // 2, 1):
@@ -147,18 +147,6 @@ class AdminSockets:
             self._end_handshake(next(iter(self._beginning)))
         self.closed_early += 1
         return True
-
-    def _forget_ended(self) -> None:
-        self._open = {connection: since_s for connection, since_s in self._open.items() if not connection.has_ended}
-
-    def _look(self) -> None:
-        """Close the connections that take nothing of their answers, and look again later."""
-        self._forget_ended()
-        now_s = self._loop.time()
-        for connection in self._open:
-            if connection.has_stalled(now_s):
-                connection.abort()
-        self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _oldest_to_close(self) -> AdminConnection | None:
         """Return the oldest connection that is not being served, or else the oldest that has been open for long, or None."""

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from penstock.access.control import AccessControl
 from penstock.access.options import AccessControlOptions
-from penstock.node import adminconnection
+from penstock.node import adminconnection, adminsockets
 from penstock.node.admin import PATHS, Admin, NodeViews
 from penstock.node.adminconnection import AdminConnection
 from penstock.node.adminoptions import AdminOptions
@@ -204,17 +204,11 @@ async def test_a_connection_that_makes_way_holds_nothing_although_its_client_doe
 async def test_a_client_that_takes_nothing_of_its_answer_loses_its_connection(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(adminsockets, "STALLED_S", 0.1)
     admin, (connection,), (asking,) = await asked_for_much(node, connections_max=1)
-    assert [connection.has_stalled(now_s) for now_s in (-40.0, -10.1, -10.0)] == [False, False, True]
-    while connection._transport is not None and connection._transport.get_write_buffer_size() == connection._waiting_bytes:
-        await asyncio.get_running_loop().sock_recv(asking, 1 << 20)
-    assert not connection.has_stalled(-9.0), "it has taken some"
-    monkeypatch.setattr(adminconnection, "STALLED_S", 0.0)
-    assert admin._sockets is not None
-    admin._sockets._look()
     await until(lambda: connection.has_ended)
-    asking.close()
     await admin.stop()
+    asking.close()
 
 
 async def test_a_client_that_reads_nothing_gets_no_more_requests_read(node: Node) -> None:
