@@ -22,7 +22,7 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -347,10 +347,16 @@ def read_file(files: Files, path: Path) -> bytes:
         file.close()
 
 
-def replace_file(files: Files, path: Path, data: bytes, *, permissions: int = 0o600) -> None:
+def replace_file(files: Files, path: Path, data: bytes | Sequence[bytes], *, permissions: int = 0o600) -> None:
     """Create a file, or replace it, so that at any moment the old file or the whole new one is there, and make it durable.
 
     A file `<name>.new` may stay behind after a kill; the next call replaces it.
+
+    Args:
+        files: has it.
+        path: of the file.
+        data: its content, or pieces of it: a thread that writes much leaves the interpreter to others after each.
+        permissions: of the file.
 
     Raises:
         OSError: the file can't be written. The old one, if any, is untouched.
@@ -358,7 +364,10 @@ def replace_file(files: Files, path: Path, data: bytes, *, permissions: int = 0o
     fresh = path.with_name(f"{path.name}.new")
     file = files.open(fresh, Mode.NEW, permissions=permissions)
     try:
-        write_all(file, data, 0)
+        offset = 0
+        for piece in (data,) if isinstance(data, bytes) else data:
+            write_all(file, piece, offset)
+            offset += len(piece)
         file.fdatasync()
     finally:
         file.close()

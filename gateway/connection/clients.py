@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from penstock.gateway.connection.sorted_names import SortedNames
 from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.store.sortednames import SortedNames
 
 if TYPE_CHECKING:
     from penstock.gateway.connection.connection import Connection

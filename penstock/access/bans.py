@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -11,9 +12,9 @@ from typing import Any, Final, Literal, get_args
 import orjson
 
 from penstock.access.errors import AccessInvalid
-from penstock.access.rule import Network
 from penstock.access.subject import Subject
 from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
+from penstock.store.sortednames import SortedNames
 from penstock.store.space.causer import plain_address
 
 FILE: Final = "bans.json"
@@ -23,6 +24,12 @@ BANS_MAX: Final = 100_000
 """Maximum number of bans."""
 
 TEXT_CHARS_MAX: Final = 1000
+
+ENCODED_AT_ONCE: Final = 512
+"""Bans that are encoded in one turn of the event loop."""
+
+FORGOTTEN_AT_ONCE: Final = 64
+"""Bans that have ended and are forgotten when another one is made."""
 
 Kind = Literal["user", "client", "address"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -50,6 +57,9 @@ class Ban:
 class Bans:
     """The bans of a node, kept in a file of its data directory.
 
+    The time to look for a ban, and to make or lift one, does not depend on how many there are. Only that to save them does: the
+    file is written as a whole, outside of the event loop.
+
     Parameters:
         data_dir: of the node.
         now_ms: returns the time in ms since 1970.
@@ -61,19 +71,35 @@ class Bans:
     def __init__(self, data_dir: Path, now_ms: Callable[[], int]) -> None:
         self._path = data_dir / FILE
         self._now_ms = now_ms
-        self._bans: dict[tuple[str, str], Ban] = {}
-        self._networks: dict[str, Network] = {}
-        """The networks that are no single address, by name: only these must be searched."""
+        self._bans: dict[str, Ban] = {}
+        """The bans by their keys. Some may have ended."""
+        self._keys = SortedNames()
+        self._ends = SortedNames()
+        """The keys of bans that end, each after its end."""
+        self._networks: dict[tuple[int, int], dict[int, Ban]] = {}
+        """The networks that are no single address: by version of IP and length of the prefix, and by the prefix."""
+        self._changes = 0
+        self._saved_changes: int
+        """How many of the changes are in the file."""
+        self._saving = asyncio.Lock()
         for ban in read_bans(self._path):
             self._put(ban)
+        self._saved_changes = self._changes
 
     def __len__(self) -> int:
-        return len(self._bans)
+        """Return the number of bans that have not ended."""
+        return len(self._bans) - self._ends.count_before(_end(self._now_ms() + 1))
 
-    def __iter__(self) -> Iterator[Ban]:
-        """Yield the bans that have not ended."""
-        now_ms = self._now_ms()
-        return iter([ban for ban in self._bans.values() if not 0 < ban.until_ms <= now_ms])
+    def at_or_after(self, start: str, count: int) -> list[tuple[str, Ban]]:
+        """Return up to `count` bans with their keys from a key on, in the order of kind and name.
+
+        Some may have ended. Fewer may come although more follow; none come if none follow.
+        """
+        return [(key, self._bans[key]) for key in self._keys.at_or_after(start, count)]
+
+    def has_ended(self, ban: Ban) -> bool:
+        """Return whether a ban holds no more."""
+        return 0 < ban.until_ms <= self._now_ms()
 
     def of(self, subject: Subject) -> Ban | None:
         """Return a ban that applies to a subject, or None."""
@@ -89,8 +115,11 @@ class Bans:
                 given = ip_address(address)
             except ValueError:  # a Unix socket has none
                 return None
-            names = (name for name, network in self._networks.items() if given in network)
-            found = next((ban for name in names if (ban := self._find("address", name)) is not None), None)
+            for (version, length), networks in self._networks.items():
+                if version == given.version:
+                    ban = networks.get(int(given) >> (given.max_prefixlen - length))
+                    if ban is not None and not self.has_ended(ban):
+                        return ban
         return found
 
     def add(self, kind: Kind, name: str, *, for_ms: int = 0, why: str = "") -> Ban:
@@ -109,40 +138,101 @@ class Bans:
             raise AccessInvalid(f"give a name and a note of at most {TEXT_CHARS_MAX} characters")
         if kind == "address":
             name = network_name(name)
-        now_ms = self._now_ms()
-        for ended in [ban for ban in self._bans.values() if 0 < ban.until_ms <= now_ms]:
-            self._remove(ended)
-        if len(self._bans) >= BANS_MAX:
+        self._forget_ended()
+        if len(self._bans) >= BANS_MAX and _key(kind, name) not in self._bans:
             raise AccessInvalid(f"there are {len(self._bans)} bans, which is the limit; lift some, or ban networks")
+        now_ms = self._now_ms()
         ban = Ban(kind, name, now_ms, now_ms + for_ms if for_ms else 0, why)
         self._put(ban)
         return ban
 
     def lift(self, kind: Kind, name: str) -> Ban:
         """Lift a ban. The caller saves that. Raises AccessInvalid if there is no such ban."""
-        ban = self._bans.get((kind, network_name(name) if kind == "address" else name))
+        ban = self._bans.get(_key(kind, network_name(name) if kind == "address" else name))
         if ban is None:
             raise AccessInvalid(f"there is no ban of the {kind} {name!r}")
         self._remove(ban)
         return ban
 
-    def save(self) -> None:
-        """Write the file. Raises OSError; what has changed then holds until the node ends."""
-        data = orjson.dumps([asdict(ban) for ban in self._bans.values()])
-        replace_file(SYSTEM_FILES, self._path, data, permissions=0o600)
+    async def save(self) -> None:
+        """Return when the file has all changes up to now, and is durable. Callers that come meanwhile share the next write.
 
-    def _find(self, kind: str, name: str) -> Ban | None:
-        ban = self._bans.get((kind, name)) if name else None
-        return None if ban is None or 0 < ban.until_ms <= self._now_ms() else ban
+        Raises OSError; what has changed then holds until the node ends.
+        """
+        needed = self._changes
+        async with self._saving:
+            if self._saved_changes >= needed:
+                return
+            changes = self._changes
+            pieces = await self._encoded()
+            await asyncio.to_thread(replace_file, SYSTEM_FILES, self._path, pieces, permissions=0o600)
+            self._saved_changes = changes
+
+    async def _encoded(self) -> list[bytes]:
+        """Return the pieces of a file with the bans of this moment that have not ended."""
+        bans = tuple(self._bans.values())
+        pieces = [b"["]
+        for begin in range(0, len(bans), ENCODED_AT_ONCE):
+            rows = orjson.dumps([ban for ban in bans[begin : begin + ENCODED_AT_ONCE] if not self.has_ended(ban)])[1:-1]
+            if rows:
+                pieces.append(b"," + rows if len(pieces) > 1 else rows)
+            await asyncio.sleep(0)
+        return [*pieces, b"]"]
+
+    def _forget_ended(self) -> None:
+        """Remove the bans that have ended, a few at a time, but more than one is made meanwhile."""
+        now = _end(self._now_ms() + 1)
+        for end in self._ends.at_or_after("", FORGOTTEN_AT_ONCE):
+            if end >= now:
+                break
+            self._remove(self._bans[end.partition("/")[2]])
+
+    def _find(self, kind: Kind, name: str) -> Ban | None:
+        ban = self._bans.get(_key(kind, name)) if name else None
+        return None if ban is None or self.has_ended(ban) else ban
 
     def _put(self, ban: Ban) -> None:
-        self._bans[ban.kind, ban.name] = ban
-        if ban.kind == "address" and "/" in ban.name:
-            self._networks[ban.name] = ip_network(ban.name)
+        key = _key(ban.kind, ban.name)
+        if key in self._bans:
+            self._remove(self._bans[key])
+        self._bans[key] = ban
+        self._keys.add(key)
+        if ban.until_ms > 0:
+            self._ends.add(_end(ban.until_ms, key))
+        if (prefix := _prefix(ban)) is not None:
+            lengths, number = prefix
+            self._networks.setdefault(lengths, {})[number] = ban
+        self._changes += 1
 
     def _remove(self, ban: Ban) -> None:
-        del self._bans[ban.kind, ban.name]
-        self._networks.pop(ban.name if ban.kind == "address" else "", None)
+        key = _key(ban.kind, ban.name)
+        del self._bans[key]
+        self._keys.remove(key)
+        if ban.until_ms > 0:
+            self._ends.remove(_end(ban.until_ms, key))
+        if (prefix := _prefix(ban)) is not None:
+            lengths, number = prefix
+            del self._networks[lengths][number]
+            if not self._networks[lengths]:
+                del self._networks[lengths]
+        self._changes += 1
+
+
+def _key(kind: Kind, name: str) -> str:
+    return f"{kind}/{name}"
+
+
+def _end(until_ms: int, key: str = "") -> str:
+    """Return a text that sorts by a time, and holds a key."""
+    return f"{until_ms:020}/{key}"
+
+
+def _prefix(ban: Ban) -> tuple[tuple[int, int], int] | None:
+    """Return version and length of the prefix of a network that is banned, and the prefix as a number; None for other bans."""
+    if ban.kind != "address" or "/" not in ban.name:
+        return None
+    network = ip_network(ban.name)
+    return (network.version, network.prefixlen), int(network.network_address) >> (network.max_prefixlen - network.prefixlen)
 
 
 def network_name(text: str) -> str:

@@ -150,18 +150,25 @@ class AccessControl:
         self.reloads += 1
         self._changed(by, what="reload")
 
-    def ban(self, kind: Kind, name: str, *, for_ms: int, why: str, by: str) -> Ban:
-        """Make a ban, and end what it concerns. See `Bans.add` for the errors; what it concerns ends with OSError too."""
+    async def ban(self, kind: Kind, name: str, *, for_ms: int, why: str, by: str) -> Ban:
+        """Make a ban, end what it concerns, and return when the ban is durable.
+
+        See `Bans.add` and `Bans.save` for the errors; what it concerns ends with OSError too.
+        """
         ban = self.bans.add(kind, name, for_ms=for_ms, why=why)
         self._changed(by, what="ban", of=kind, name=ban.name, until_ms=ban.until_ms or None, why=why)
-        self.bans.save()
+        await self.bans.save()
         return ban
 
-    def lift(self, kind: Kind, name: str, *, by: str) -> Ban:
-        """Lift a ban. See `Bans.lift`."""
-        ban = self.bans.lift(kind, name)
+    async def lift(self, kind: Kind, name: str, *, by: str) -> Ban:
+        """Lift a ban, and return when that is durable. See `Bans.lift` and `Bans.save` for the errors."""
+        try:
+            ban = self.bans.lift(kind, name)
+        except AccessInvalid:
+            await self.bans.save()  # the file may still have it, if it could not be written when the ban was lifted
+            raise
         self._changed(by, what="lift", of=kind, name=ban.name)
-        self.bans.save()
+        await self.bans.save()
         return ban
 
     def close(self) -> None:

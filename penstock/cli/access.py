@@ -203,7 +203,7 @@ def lift_ban(api: ApiClient, kind: str, name: str) -> None:
 
 def print_bans(api: ApiClient, *, as_json: bool) -> None:
     """Print the bans of a node."""
-    rows = api.get("/access/bans")["items"]
+    rows = list(api.rows("/access/bans"))
     shown = [row | {"since": time_of(row["since_ms"]), "until": time_of(row["until_ms"])} for row in rows]
     columns = ("kind", "name", "since", "until", "why")
     print_rows(rows, (cells_of(row, columns) for row in shown), columns, as_json=as_json, out=sys.stdout)

@@ -6,16 +6,19 @@ import argparse
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import orjson
 
 from penstock.cli.arguments import add_node, data_dir_of, endpoint, login, node_settings
 from penstock.node.controlclient import Request
-from penstock.node.errors import ControlRefused
+from penstock.node.errors import ControlRefused, NodeNotRunning
 
 PREFIX = "/api/v1"
+
+ROWS_MAX: Final = 1_000
+"""Rows that one request asks for at most."""
 
 
 def add_api(command: argparse.ArgumentParser) -> None:
@@ -56,6 +59,37 @@ class ApiClient:
     def get(self, path: str, **query: object) -> Any:
         """Return what the node answers to a question. Raises as `call`."""
         return self.call("GET", path, query)
+
+    def rows(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
+        """Yield all rows of a listing. Raises as `pages`."""
+        for page in self.pages(path, **query):
+            yield from page["items"]
+
+    def pages(self, path: str, *, limit: int | None = None, after: str = "", **query: object) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a listing.
+
+        Args:
+            path: below `/api/v1`.
+            limit: the maximum number of rows; None for all.
+            after: `next` of a page, to begin after it.
+            query: parameters besides. Those that are empty are left out.
+
+        Raises:
+            ControlRefused, ConnectionError, PermissionError, NodeNotRunning: as `call`. The text tells whether rows have come.
+        """
+        come = 0
+        next_after: str | None = after
+        while next_after is not None and (limit is None or come < limit):
+            asked = ROWS_MAX if limit is None else min(limit - come, ROWS_MAX)
+            try:
+                page = self.get(path, limit=asked, after=next_after, **query)
+            except (ControlRefused, ConnectionError, PermissionError, NodeNotRunning) as error:
+                if not come:
+                    raise
+                raise type(error)(f"the listing ends early, after {come} rows: {error}") from error
+            yield page
+            come += len(page["items"])
+            next_after = page["next"]
 
     def call(self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None) -> Any:
         """Return what the node answers.

@@ -33,7 +33,7 @@ ACTIONS = {
     "pause": "Pause a group: its consumers get no messages.",
     "resume": "Resume a paused group.",
     "reset": "Move a group to another place in its queue. All handles of the group become invalid.",
-    "delete": "Delete a group, and its dead letters unless another group consumes them.",
+    "delete": "Delete a group that nobody uses, and its dead letters unless another group consumes them.",
 }
 """Summary of each action, by name."""
 
@@ -55,6 +55,12 @@ def add_to(commands: Commands) -> None:
                 type=start,
                 default="earliest",
                 help="Where the group begins: earliest, latest, or an instant (%(default)s).",
+            )
+        if name == "delete":
+            action.add_argument(
+                "--force",
+                action="store_true",
+                help="Delete it although it has consumers or messages in flight. One that MQTT clients share is created anew.",
             )
         if name == "reset":
             to = action.add_mutually_exclusive_group(required=True)
@@ -158,8 +164,22 @@ def run(node: Endpoint, options: argparse.Namespace) -> int:
             )
             _print_groups(reset, options.json)
         else:
+            if not options.force:
+                _check_unused(client.groups.describe(options.group, options.filter))
             client.groups.delete(options.group, topic_filter=options.filter)
     return 0
+
+
+def _check_unused(groups: list[GroupDescription]) -> None:
+    """Raise GroupBusy if a group has consumers or messages in flight."""
+    from penstock import GroupBusy
+
+    for group in groups:
+        if group.waiting or group.in_flight:
+            raise GroupBusy(
+                f"The group {group.group!r} on {group.filter!r} is in use: {group.waiting} consumers wait for messages, "
+                f"{group.in_flight} messages are in flight. Stop its consumers, or give --force."
+            )
 
 
 def _settings(options: argparse.Namespace) -> GroupSettings:

@@ -13,9 +13,6 @@ from penstock.cli.arguments import add_json, count
 from penstock.cli.output import cells_of, print_row, print_rows, time_of
 from penstock.store.printable import printable
 
-PAGE: Final = 1_000
-"""Rows that one request asks for at most."""
-
 TIMES: Final = frozenset(
     ("connected_ms", "last_packet_ms", "ends_ms", "will_due_ms", "stored_ms", "expires_at_ms", "deliver_at_ms")
 )
@@ -68,15 +65,8 @@ def awaited(read: Callable[[], T], has_figures: Callable[[T], object]) -> T:
 
 
 def pages_of(api: ApiClient, path: str, options: argparse.Namespace, **query: object) -> Iterator[dict[str, Any]]:
-    """Yield the pages of a listing, from `--after` on, with `--limit` rows at most in all. Raises as `ApiClient.call`."""
-    left, after = options.limit, options.after
-    while left > 0:
-        page = api.get(path, limit=min(left, PAGE), after=after, **query)
-        yield page
-        left -= len(page["items"])
-        after = page["next"]
-        if after is None:
-            return
+    """Yield the pages of a listing, from `--after` on, with `--limit` rows at most in all. Raises as `ApiClient.pages`."""
+    return api.pages(path, limit=options.limit, after=options.after, **query)
 
 
 def rows_of(pages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -23,10 +22,11 @@ from prometheus_client.exposition import choose_encoder
 from penstock.access.control import AccessControl
 from penstock.gateway.transport.certificates import certificates_of
 from penstock.node.adminaccess import AdminAccess, AdminRefused
+from penstock.node.adminconnection import AdminConnection, name_server
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.api.dispatch import BODY_BYTES_MAX, SUBJECT, AdminApi, answered, role_of
-from penstock.node.api.operation import LINE_BYTES_MAX, ApiRole
+from penstock.node.api.operation import ApiRole
 from penstock.node.api.streaming import IS_ALLOWED
 from penstock.node.errors import AdminUnavailable
 from penstock.node.metrics.exposition import exposition
@@ -44,15 +44,6 @@ PATHS = {
     "/api/v1/state": "the node's state",
     "/api/v1/timers": "pending delayed messages",
 }
-
-
-def _is_failure(record: logging.LogRecord) -> bool:
-    """Return whether a line of aiohttp tells of a failure of the node, and not of bytes that are no HTTP."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-_failures = logging.getLogger("aiohttp.server.admin")
-_failures.addFilter(_is_failure)  # By itself aiohttp logs a traceback for each request that it answers with 400.
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +118,16 @@ class Admin:
                 *(self._api.routes() if self._api is not None else ()),
             ]
         )
-        # No access log, because scrapes and probes arrive every few seconds.
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=SHUTDOWN_S,
-            logger=_failures,
-            max_line_size=LINE_BYTES_MAX,
-            handler_cancellation=True,  # nobody works for a caller that has hung up
-        )
+        app.on_response_prepare.append(name_server)
+        # Nobody works for a caller that has hung up.
+        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await runner.setup()
         server = runner.server
         assert server is not None
+        make = partial(AdminConnection, server, loop=asyncio.get_running_loop())
         listen = self._options.listen
         streams = self._api.streams if self._api is not None else ()
-        sockets = AdminSockets(server, self._connections_max, self._context, streams)
+        sockets = AdminSockets(make, self._connections_max, self._context, streams)
         try:
             port = await sockets.start(listen.host, listen.port)
         except OSError as error:

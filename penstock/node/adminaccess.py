@@ -23,7 +23,8 @@ from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInval
 from penstock.access.subject import Subject
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.api.operation import ApiRole
-from penstock.store.space.causer import is_local, is_loopback_name, plain_address
+from penstock.node.loginturns import LoginsCrowded, LoginTurns
+from penstock.store.space.causer import is_local, is_loopback_name, plain_address, source_of
 
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """What load balancers and probes read, without authentication and under any name."""
@@ -34,7 +35,7 @@ FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 """Headers that say that a proxy forwards the request of somebody else."""
 
 LOGINS_MAX: Final = 8
-"""Passwords that wait to be hashed. A further one is told to come again."""
+"""Passwords that wait to be hashed. A further one, or one of a source with more of them, is told to come again."""
 
 VERIFIED_MAX: Final = 256
 """Passwords whose hashes are remembered as right. All are forgotten at this number."""
@@ -87,8 +88,7 @@ class AdminAccess:
         self._access = access
         self._is_listener_local = is_listener_local
         self._hosts = {name.lower() for name in (*options.hosts, options.listen.host)}
-        self._hashing = asyncio.Semaphore(1)
-        self._logins = 0
+        self._turns = LoginTurns(LOGINS_MAX)
         self._verified: set[bytes] = set()
         """Keyed hashes of a user, a password and the hash that it fitted."""
         self._key = token_bytes(32)
@@ -98,7 +98,7 @@ class AdminAccess:
 
         Args:
             request: the request.
-            role: that its sender must have. Who need not authenticate has the role viewer.
+            role: that its sender must have. Without credentials a caller may be anonymous, with the role viewer.
         """
         try:
             return await self._check(request, role)
@@ -120,7 +120,8 @@ class AdminAccess:
             _check_origin(request)
         if is_safe and request.path == METRICS and self._options.metrics == "open":
             return anonymous
-        if role is ApiRole.VIEWER and self._is_anonymous_allowed(request):
+        may_be_anonymous = role is ApiRole.VIEWER and self._is_anonymous_allowed(request)
+        if may_be_anonymous and not self._shows_credentials(request):
             return anonymous
         identity = await self._identify(request, address, role)
         if identity is None:
@@ -130,7 +131,7 @@ class AdminAccess:
         if policy is not None:
             subject = policy.with_roles(subject)
         self._check_bans(subject)
-        if not role.sufficient & subject.roles:
+        if not (may_be_anonymous or role.sufficient & subject.roles):
             wanted = " or ".join(each for each in ApiRole if each in role.sufficient)
             raise AdminRefused(
                 HTTPStatus.FORBIDDEN,
@@ -170,6 +171,11 @@ class AdminAccess:
             and not any(name in request.headers for name in FORWARDED)
         )
 
+    def _shows_credentials(self, request: web.Request) -> bool:
+        """Return whether a request shows credentials that the node can check. Others say nothing, also of who sends them."""
+        access = self._access
+        return hdrs.AUTHORIZATION in request.headers and (access.policy is not None or access.authenticates)
+
     # --- who --------------------------------------------------------------------------------------------------------
 
     async def _identify(self, request: web.Request, address: str, role: ApiRole) -> ProvenIdentity | None:
@@ -178,6 +184,8 @@ class AdminAccess:
         scheme, _, credentials = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         credentials = credentials.strip()
         why, claimed = "nothing was shown", ""
+        if hdrs.AUTHORIZATION in request.headers:
+            why = "the header Authorization is neither Bearer nor Basic with credentials"
         if scheme.lower() == "bearer" and credentials:
             if not credentials.isascii():
                 credentials = ""  # no token is so
@@ -194,7 +202,7 @@ class AdminAccess:
                     raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again") from error
         elif scheme.lower() == "basic" and credentials:
             claimed, password = _user_and_password(credentials)
-            found = await self._log_in(claimed, password)
+            found = await self._log_in(claimed, password, source_of(address))
             if found is not None:
                 return found
             why = "user name and password are not right"
@@ -207,14 +215,14 @@ class AdminAccess:
             why = "no principal has a name of the certificate"
         raise AdminRefused(
             HTTPStatus.UNAUTHORIZED,
-            "the node doesn't know who asks: show a token (authorization: Bearer TOKEN), a user name and a password "
+            f"the node doesn't know who asks ({why}): show a token (authorization: Bearer TOKEN), a user name and a password "
             "(authorization: Basic ...) or a certificate of somebody with the role "
             f"{' or '.join(each for each in ApiRole if each in role.sufficient)}",
             claimed=claimed,
             why=why,
         )
 
-    async def _log_in(self, user: str, password: str) -> ProvenIdentity | None:
+    async def _log_in(self, user: str, password: str, source: str) -> ProvenIdentity | None:
         """Return a user whose password this is, or None. One password is hashed at a time. Raises AdminRefused."""
         passwords = self._access.passwords
         known = passwords.hashes.get(user, "") if passwords is not None else ""
@@ -222,18 +230,15 @@ class AdminAccess:
         digest = hmac.digest(self._key, parts, "sha256")
         if known and digest in self._verified:
             return ProvenIdentity(user, password_hash=known)
-        if self._logins >= LOGINS_MAX:
-            raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, "too many logins wait; try again")
-        self._logins += 1
         try:
-            async with self._hashing:
+            async with self._turns.turn(source):
                 found = await asyncio.to_thread(self._access.prove, user, password, True)
+        except LoginsCrowded:
+            raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, "too many logins wait; try again") from None
         except KeysUnavailable as error:
             raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again") from error
         except AccessInvalid as error:
             raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, "the node can't tell whether the password is right") from error
-        finally:
-            self._logins -= 1
         if not isinstance(found, ProvenIdentity) or self._access.still_proves(found.user, found.proof) is False:
             return None  # also if a reload took its user or its password away meanwhile
         if found.password_hash and found.password_hash == known:

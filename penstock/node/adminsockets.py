@@ -10,9 +10,7 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Final
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
-
+from penstock.node.adminconnection import AdminConnection
 from penstock.store.space.causer import is_local
 
 ACCEPTED_PER_TURN: Final = 8
@@ -23,6 +21,9 @@ BACKLOG: Final = 1024
 
 PAUSE_S: Final = 0.5
 """Seconds for which the listener pauses when the system has no more descriptors or memory for a connection."""
+
+STALLED_S: Final = 30.0
+"""Seconds after which the system ends a connection whose client takes nothing of what is sent, with and without TLS."""
 
 BUSY_S: Final = 30.0
 """Seconds for which a connection with a request under way makes way for no other one."""
@@ -36,11 +37,12 @@ _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 class AdminSockets:
     """Accepts the connections of an HTTP server.
 
-    aiohttp closes no connection that never sends a request, and bounds none. Here a new connection beyond the bound closes the
-    oldest one, so that idle sockets keep no probe out. A client with a connection that it uses again opens another one.
+    aiohttp bounds no number of connections. Here a new connection beyond the bound closes the oldest one, so that idle sockets
+    keep no probe out. A client with a connection that it uses again opens another one. A connection that takes nothing of an
+    answer for `STALLED_S` is closed, too.
 
     Parameters:
-        server: makes the protocol of each connection.
+        make: makes the protocol of each connection.
         connections_max: the maximum number of open connections.
         context: returns the TLS context of this moment; None without TLS.
         streams: connections that make way for no other one. There are fewer than `connections_max`.
@@ -48,18 +50,18 @@ class AdminSockets:
 
     def __init__(
         self,
-        server: web.Server,
+        make: Callable[[], AdminConnection],
         connections_max: int,
         context: Callable[[], ssl.SSLContext | None] = lambda: None,
-        streams: Container[RequestHandler] = (),
+        streams: Container[AdminConnection] = (),
     ) -> None:
-        self._server = server
+        self._make = make
         self._streams = streams
         self._context = context
         self._connections_max = connections_max
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
-        self._open: dict[RequestHandler, float] = {}
+        self._open: dict[AdminConnection, float] = {}
         """The connections, the oldest first, and since when they are open. Some may have ended."""
         self._beginning: dict[socket.socket, None] = {}
         """The connections in their handshake, the oldest first."""
@@ -115,6 +117,7 @@ class AdminSockets:
                 self._loop.call_later(PAUSE_S, self._resume, listening)
                 return
             end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALLED_S * 1000))
             if self._has_room():
                 self._beginning[end] = None
                 task = self._loop.create_task(self._begin(end))
@@ -134,7 +137,7 @@ class AdminSockets:
         Half of the connections may be in their handshake, so that handshakes that never end close no others. A connection whose
         request is under way makes way last, and not before it has been open for `BUSY_S`.
         """
-        self._open = {handler: since_s for handler, since_s in self._open.items() if handler.transport is not None}
+        self._open = {connection: since_s for connection, since_s in self._open.items() if not connection.has_ended}
         if len(self._open) + len(self._beginning) < self._connections_max:
             return True
         if self._open and len(self._beginning) < max(self._connections_max // 2, 1):
@@ -142,15 +145,15 @@ class AdminSockets:
             if oldest is None:
                 return False
             del self._open[oldest]
-            oldest.force_close()
+            oldest.abort()
         else:
             self._end_handshake(next(iter(self._beginning)))
         self.closed_early += 1
         return True
 
-    def _oldest_to_close(self) -> RequestHandler | None:
-        """Return the oldest connection without a request, or else the oldest that has been open for long; None if none is."""
-        idle = next((handler for handler in self._open if handler._current_request is None), None)
+    def _oldest_to_close(self) -> AdminConnection | None:
+        """Return the oldest connection that is not being served, or else the oldest that has been open for long, or None."""
+        idle = next((connection for connection in self._open if not connection.is_served), None)
         if idle is not None:
             return idle
         oldest = next((handler for handler in self._open if handler not in self._streams), None)
@@ -165,9 +168,9 @@ class AdminSockets:
     async def _begin(self, end: socket.socket) -> None:
         try:
             context = self._context()
-            handler = self._server()
+            connection = self._make()
             await self._loop.connect_accepted_socket(
-                lambda: handler, end, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context is not None else None
+                lambda: connection, end, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context is not None else None
             )
         except OSError:  # the client has gone already, or speaks no TLS that the listener accepts
             end.close()
@@ -175,6 +178,6 @@ class AdminSockets:
             end.close()
             raise
         else:
-            self._open[handler] = self._loop.time()
+            self._open[connection] = self._loop.time()
         finally:
             self._beginning.pop(end, None)

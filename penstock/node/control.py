@@ -21,7 +21,8 @@ from aiohttp import web
 
 from penstock.access.subject import Subject
 from penstock.node.api.dispatch import BODY_BYTES_MAX, OVER, SUBJECT, AdminApi
-from penstock.node.api.operation import LINE_BYTES_MAX, ApiRole
+from penstock.node.api.httpheads import check_target
+from penstock.node.api.operation import LINE_BYTES_MAX, ApiError, ApiRole
 from penstock.node.controladdress import SOCKET, address_of
 from penstock.node.errors import ControlRefused
 
@@ -130,7 +131,10 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
     request[SUBJECT] = OWNER
     request[OVER] = "control"
     try:
+        check_target(request)
         return await handler(request)
+    except ApiError as error:
+        return _error(str(error), error.status)
     except ControlRefused as error:
         return _error(str(error), HTTPStatus.CONFLICT)
     except web.HTTPException as error:  # an unknown path, for example from a command of a later version

@@ -103,7 +103,7 @@ class Refusal:
 
 def ban(kind: Any, name: str) -> Before:
     async def before(broker: Broker) -> None:
-        broker.node.access.ban(kind, name, for_ms=0, why="", by="test")
+        await broker.node.access.ban(kind, name, for_ms=0, why="", by="test")
 
     return before
 
@@ -328,7 +328,7 @@ async def test_a_client_that_comes_and_goes_has_two_lines(start: StartBroker, au
         broker.node.gateway.disconnect("client", "dev")
 
     async def is_banned(_client: Any) -> None:
-        broker.node.access.ban("user", "ann", for_ms=0, why="", by="test")
+        await broker.node.access.ban("user", "ann", for_ms=0, why="", by="test")
 
     gone = await leave(says_so)
     assert (gone["why"], gone.get("reason")) == ("the client has sent a DISCONNECT", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,17 @@ async def passes(broker: Broker, seconds: float) -> None:
 
 
 Change = Callable[[Broker, Path], object]
+"""Makes a change, and may return something to wait for."""
 
 
 def ban(kind: Any, name: str) -> Change:
     return lambda broker, _: broker.node.access.ban(kind, name, for_ms=0, why="", by="test")
+
+
+async def made(change: object) -> None:
+    """Wait for a change, if there is something to wait for."""
+    if isawaitable(change):
+        await change
 
 
 def rewrite(name: str, old: str, new: str) -> Change:
@@ -133,12 +141,12 @@ async def test_the_will_of_a_client_that_is_away_goes_by_what_is_in_force_when_i
     client = await leave_will(broker, user, password, topic)
     if end == "break":
         await breaks(broker, client)
-        apply(broker, tmp_path)
+        await made(apply(broker, tmp_path))
         broker.node.reload()
     else:
         if "banned" in change:  # A ban must be made by the node that is killed, and would end the connected client.
             await breaks(broker, client)
-        apply(broker, tmp_path)
+        await made(apply(broker, tmp_path))
         await broker.kill()
         await until(lambda: broker.away() == ["c"] and broker.node.gateway.lifecycle._lost_from is None)
     await passes(broker, 12)

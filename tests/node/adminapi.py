@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 import structlog
+from yarl import URL
 
 from penstock.cli import listing
 from penstock.cli.main import main
@@ -57,6 +58,13 @@ class Api:
         """Return the status and the sentence of a call that fails. The path is below `/api/v1`."""
         status, answer = await self.call(method, f"/api/v1{path}", body, **headers)
         return status, answer["error"]
+
+    async def status(self, method: str, path: str, body: Any = None, **headers: str) -> int:
+        """Return the status of a call, also of one whose answer has no body. The path is below `/api/v1`."""
+        json_body = {"json": body} if body is not None else {}
+        url, headers = URL(f"/api/v1{path}", encoded=True), {**self._headers, **headers}
+        async with self._session.request(method, url, headers=headers, **json_body) as response:
+            return response.status
 
     async def get(self, path: str, **parameters: str | int) -> Any:
         """Return the answer of a GET that succeeds, with parameters in its query."""

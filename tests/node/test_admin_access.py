@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from penstock.node import adminaccess
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import AdminUnavailable
+from penstock.node.loginturns import LoginsCrowded, LoginTurns
 from penstock.store.options import HostPort
 from tests.gateway.certificates import Authority
 from tests.waiting import until
@@ -181,17 +182,17 @@ async def test_a_signed_token_brings_its_roles(start: Start) -> None:
 async def test_a_banned_address_gets_nothing_and_costs_no_hash(start: Start) -> None:
     listening = await start(EVERYWHERE)
     assert await listening.log_in("ann", PASSWORD) == 200
-    listening.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
+    await listening.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
     for status in (await listening.log_in("ann", "wrong"), await listening.show("s3cret"), await listening.ask(METRICS)):
         assert status == 403  # 401 would mean that the password was hashed
     assert await listening.ask("/healthz") == 200
-    listening.access.lift("address", "127.0.0.0/8", by="test")
+    await listening.access.lift("address", "127.0.0.0/8", by="test")
     assert await listening.log_in("ann", PASSWORD) == 200
 
 
 async def test_whoever_is_banned_gets_nothing(start: Start) -> None:
     listening = await start(EVERYWHERE)
-    listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
+    await listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
     assert await listening.show("s3cret") == 403
 
 
@@ -216,7 +217,7 @@ async def test_each_request_that_is_refused_has_a_line_in_the_audit_log(
     start: Start, tmp_path: Path, status: int, headers: dict[str, str], line: dict[str, str] | None
 ) -> None:
     listening = await start(EVERYWHERE, hosts=("admin.example.org",))
-    listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
+    await listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
     method = "POST" if "Origin" in headers else "GET"
     assert await listening.ask(method=method, **headers) == status
     found = [json.loads(each) for each in (tmp_path / "audit").read_text().splitlines()][1:]
@@ -238,14 +239,70 @@ async def test_logins_that_nobody_has_time_for_are_told_to_come_again(start: Sta
         return prove(*arguments)
 
     monkeypatch.setattr("penstock.node.adminaccess.asyncio.to_thread", to_thread)
-    waiting = [asyncio.create_task(listening.log_in("ann", f"guess {n}")) for n in range(adminaccess.LOGINS_MAX)]
-    await until(lambda: listening.admin._access._logins == adminaccess.LOGINS_MAX)
+    waiting = [asyncio.create_task(listening.log_in("ann", f"guess {n}")) for n in range(adminaccess.LOGINS_MAX + 1)]
+    await until(lambda: len(listening.admin._access._turns) == adminaccess.LOGINS_MAX)
     assert len(asked) == 1, "one password is hashed at a time"
     assert await listening.log_in("ann", PASSWORD) == 503
     assert await listening.show("s3cret") == 200, "tokens wait for no hash"
     may_go_on.set()
     assert set(await asyncio.gather(*waiting)) == {401}
     assert await listening.log_in("ann", PASSWORD) == 200
+
+
+async def test_sources_take_turns_and_the_one_that_floods_gives_way() -> None:
+    turns = LoginTurns(4)
+    may_go_on = asyncio.Event()
+    order: list[str] = []
+
+    async def log_in(name: str) -> None:
+        async with turns.turn(name[0]):
+            await may_go_on.wait()
+            order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        flood = [group.create_task(_crowded(log_in(f"a{n}"))) for n in range(6)]
+        await asyncio.sleep(0)
+        assert [each.done() for each in flood] == [False] * 5 + [True], "one is under way, and four wait"
+        others = [group.create_task(_crowded(log_in(name))) for name in ("b0", "c0")]
+        await asyncio.sleep(0)
+        gone = group.create_task(log_in("d0"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        may_go_on.set()
+    assert order == ["a0", "a1", "b0", "c0"]
+    assert [await each for each in (*flood, *others)] == [False, False, True, True, True, True, False, False]
+    assert len(turns) == 0
+    await log_in("e0")
+
+
+async def test_logins_whose_callers_hang_up_leave_their_places() -> None:
+    turns = LoginTurns(2)
+    may_go_on = asyncio.Event()
+
+    async def log_in(source: str) -> None:
+        async with turns.turn(source):
+            await may_go_on.wait()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(log_in("a")) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in tasks[1:]:
+            task.cancel()
+        late = group.create_task(log_in("b"))  # it runs before those that are cancelled
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(turns) == 1
+        may_go_on.set()
+    assert not late.cancelled()
+
+
+async def _crowded(login: Coroutine[Any, Any, None]) -> bool:
+    """Return whether there is no place for a login."""
+    try:
+        await login
+    except LoginsCrowded:
+        return True
+    return False
 
 
 async def test_metrics_may_be_opened_by_themselves(start: Start) -> None:
@@ -261,6 +318,28 @@ async def test_requests_of_this_machine_need_no_authentication_unless_an_option_
     start: Start, anonymous: str, status: int
 ) -> None:
     assert await (await start(anonymous=anonymous)).ask() == status
+
+
+async def test_wrong_credentials_are_refused_also_where_none_are_needed(start: Start) -> None:
+    listening = await start(metrics="open")
+    expired = jwt.encode({"sub": "eve", "exp": 1_600_000_000}, SECRET, "HS256")
+    for shown, why in (
+        ("Bearer guess", "the token is not known"),
+        (f"Bearer {expired}", "the token has expired"),
+        ("Digest x", "neither Bearer nor Basic"),
+        (aiohttp.encode_basic_auth("ann", "guess"), "not right"),
+    ):
+        headers = {"Authorization": shown}
+        async with aiohttp.ClientSession() as session, session.get(listening.url + STATE, headers=headers) as response:
+            assert (response.status, why in (await response.json())["error"]) == (401, True)
+        for path in ("/healthz", "/readyz", METRICS):
+            assert await listening.ask(path, **headers) == 200
+    assert await listening.log_in("ann", PASSWORD) == 200
+    assert await listening.show("b1lling") == 200, "it needs no role there"
+    await listening.access.ban("user", "billing", for_ms=0, why="", by="test")
+    assert await listening.show("b1lling") == 403, "it counts for whom it names"
+    without = await start(has_access=False)
+    assert await without.show("guess") == 200, "a node that knows nobody can't tell"
 
 
 @pytest.mark.parametrize("name", adminaccess.FORWARDED)

@@ -37,7 +37,7 @@ async def test_a_ban_is_made_listed_lifted_and_audited(broker: Broker, api: Api)
     admin = api("admin")
     status, ban = await admin.call("POST", "/api/v1/access/bans", BAN)
     assert (status, ban["kind"], ban["name"], ban["until_ms"]) == (200, "user", "mallory", 0)
-    assert (await admin.call("GET", "/api/v1/access/bans"))[1] == {"items": [ban]}
+    assert (await admin.call("GET", "/api/v1/access/bans"))[1] == {"items": [ban], "next": None}
     assert (await admin.call("DELETE", "/api/v1/access/bans/user/mallory"))[0] == 200
     assert (await admin.call("DELETE", "/api/v1/access/bans/user/mallory"))[0] == 404
     network = {"kind": "address", "name": "10.0.0.0/8"}
@@ -48,7 +48,7 @@ async def test_a_ban_is_made_listed_lifted_and_audited(broker: Broker, api: Api)
 
 
 WRONG: tuple[tuple[tuple[Any, ...], int, str], ...] = (
-    (("GET", "/api/v1/access/bans?limit=3"), 400, "limit"),
+    (("GET", "/api/v1/access/bans?limit=0"), 400, "limit"),
     (("GET", "/api/v1/nothing"), 404, "there is no"),
     (("PUT", "/api/v1/access/bans"), 405, "takes no PUT"),
     (("POST", "/api/v1/access/bans", {"kind": "planet", "name": "x"}), 400, "planet"),
@@ -65,6 +65,18 @@ async def test_what_is_wrong_is_said_in_a_sentence(api: Api) -> None:
         answered, answer = await api("admin").call(*call)
         assert answered == status, call
         assert why in answer["error"], call
+
+
+NO_UTF_8 = ("%", "%4", "%zz", "%FF", "%C3", "%C3%41", "%C0%80", "%E0%80%80", "%ED%A0%80", "%F4%90%80%80", "%80")
+
+
+async def test_what_is_no_utf_8_in_percent_escapes_is_not_taken_literally(api: Api) -> None:
+    viewer = api("viewer")
+    assert await viewer.status("GET", "/groups/%C3%A9%E2%82%AC%F0%9F%98%80%25%00") == 404
+    assert await viewer.status("GET", "/groups?contains=%41+%F4%8F%BF%BF") == 200
+    for wrong in NO_UTF_8:
+        for target in (f"/groups/x{wrong}!", f"/groups?contains={wrong}"):
+            assert await viewer.status("GET", target) == 400, target
 
 
 async def test_a_body_that_is_no_json_is_refused(api: Api, broker: Broker) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from bench.crowd import CONNECTIONS, crowd
 from penstock.gateway.connection.backpressure import PauseReason
-from penstock.gateway.connection.sorted_names import SortedNames
 from penstock.gateway.protocol.properties import Property
 from penstock.node.api import clienttraffic
+from penstock.store.sortednames import SortedNames
 from tests.gateway.certificates import Authority
 from tests.gateway.wire import CLEAN, WILL, Broker
 from tests.node.adminapi import Api, api, audited, broker

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode, b64encode
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+
+from penstock.cli.main import main
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.pops import PopResult
 from penstock.pop.core.settings import DEFAULTS
@@ -75,7 +79,13 @@ async def test_settings_change_under_their_version_and_a_pause_ends(broker: Brok
     changed = await admin.ok("PATCH", path, change, **{"If-Match": f'"{shown["version"]}"'})
     assert changed["items"][0]["settings"]["attempts_max"] == 3
     assert changed["items"][0]["settings"]["backoff"]["max_ms"] == 50
-    assert (await admin.refused("PATCH", path, change, **{"If-Match": shown["version"]}))[0] == 412
+    assert (await admin.refused("PATCH", path, change, **{"If-Match": f'"{shown["version"]}", "x"'}))[0] == 412
+    conditions = (f'W/"{changed["version"]}"', '"x,y" , "{}"'.format(changed["version"]), "*", '"x"', "x", '"x', '"x" "y"')
+    for condition, (match, none_match) in zip(
+        conditions, ((200, 304), (200, 304), (200, 304), (412, 200), (400, 400), (400, 400), (400, 400)), strict=True
+    ):
+        assert await admin.status("PATCH", path, {}, **{"If-Match": condition}) == match, condition
+        assert await admin.status("GET", path, **{"If-None-Match": condition}) == none_match, condition
     again = await admin.ok("PATCH", path, {"attempts_max": None, "backoff": {"list_ms": [1, 2]}})
     assert again["items"][0]["settings"]["of_node"] == ["attempts_max", "invisible_ms", "in_flight_max"]
     operator = api("operator")
@@ -112,9 +122,36 @@ async def test_a_group_is_reset_purged_and_deleted(broker: Broker, api: Api) -> 
         (item,) = (await admin.ok("POST", "/groups/billing/reset", reset))["items"]
         assert (item["visible"], item["in_flight"]) == (visible, 0), reset
     assert (await admin.ok("POST", "/groups/billing/purge"))["items"][0]["visible"] == 0
-    assert (await admin.refused("DELETE", "/groups/billing", **{"If-Match": "1234"}))[0] == 412
+    assert (await admin.refused("DELETE", "/groups/billing", **{"If-Match": '"1234"'}))[0] == 412
     await admin.ok("DELETE", "/groups/billing")
     assert (await admin.refused("GET", "/groups/billing")) == (404, "there is no group 'billing'")
+
+
+async def test_a_group_in_use_is_deleted_only_by_force(
+    broker: Broker, api: Api, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN", "admin")
+
+    async def delete(*arguments: str) -> tuple[int, str]:
+        status = await asyncio.to_thread(main, ["group", "delete", *arguments, "--target", str(broker.node.grpc)])
+        return status, capsys.readouterr().err
+
+    group = created(broker, "billing")
+    await published(api, message("plant/1"))
+    popped(broker, group)
+    client = await broker.connect_5("meter")
+    await client.subscribe(("$share/shared/other/#", 1))
+    admin = api("admin")
+    for name, why in (("billing", "1 messages are in flight"), ("shared", "1 MQTT clients share it")):
+        status, said = await admin.refused("DELETE", f"/groups/{name}")
+        assert (status, why in said) == (409, True), said
+        status, said = await delete(name)
+        assert (status, f"The group '{name}' on " in said, "is in use" in said) == (1, True, True), said
+        assert (await api("viewer").ok("GET", f"/groups/{name}"))["group"] == name
+    assert (await delete("shared", "--force"))[0] == 0
+    assert (await api("viewer").ok("GET", "/groups/shared"))["items"][0]["mqtt_members"] == 1, "it is created anew"
+    await admin.ok("DELETE", "/groups/billing?force=true")
+    assert (await admin.refused("GET", "/groups/billing"))[0] == 404
 
 
 async def test_members_are_the_clients_that_share_a_subscription(broker: Broker, api: Api) -> None:

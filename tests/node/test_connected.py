@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.cli.apiclient import ApiClient, add_api
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.node.api import clienttraffic
@@ -83,3 +86,18 @@ async def test_a_session_is_listed_and_deleted_when_its_client_is_away(broker: B
     assert json.loads(rows)["client_id"] == "sensor-7"
     assert await run("sessions", "delete", "sensor-7", role="admin") == (0, "deleted the session of sensor-7\n")
     assert await run("sessions", "list", "--json") == (0, "")
+
+
+def test_a_listing_that_is_refused_in_the_middle_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def get(_api: ApiClient, path: str, *, after: str, **_: object) -> dict[str, Any]:
+        if after:
+            raise PermissionError(f"{path} is refused")
+        return {"items": [{"name": "a"}, {"name": "b"}], "next": "b"}
+
+    monkeypatch.setattr(ApiClient, "get", get)
+    parser = argparse.ArgumentParser()
+    add_api(parser)
+    rows = ApiClient(parser.parse_args(["--data-dir", str(tmp_path)])).rows("/access/bans")
+    assert [next(rows)["name"] for _ in range(2)] == ["a", "b"]
+    with pytest.raises(PermissionError, match="ends early, after 2 rows: /access/bans is refused"):
+        next(rows)

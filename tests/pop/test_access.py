@@ -207,12 +207,12 @@ async def test_a_banned_user_is_refused_and_its_stream_ends(node: Node) -> None:
         await client.send(TOPIC, b"a")
         (await anext(aiter(messages))).ack()
         await node.until(lambda: is_settled(node))
-        node.access.ban("user", "billing", for_ms=0, why="", by="test")
+        await node.access.ban("user", "billing", for_ms=0, why="", by="test")
         with pytest.raises(NotPermitted, match="banned"):
             await anext(aiter(messages))
         with pytest.raises(NotPermitted, match="banned"):
             await client.send(TOPIC, b"a")
-        node.access.lift("user", "billing", by="test")
+        await node.access.lift("user", "billing", by="test")
         await client.send(TOPIC, b"a")
 
 
@@ -224,7 +224,7 @@ async def test_a_ban_of_an_address_holds_without_an_access_file(tmp_path: Path) 
         async with client.stream(FILTER, group="billing") as messages:
             (await anext(aiter(messages))).ack()
             await node.until(lambda: is_settled(node))
-            node.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
+            await node.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
             with pytest.raises(NotPermitted, match=r"address 127\.0\.0\.0/8 is banned"):
                 await anext(aiter(messages))
         with pytest.raises(NotPermitted, match="banned"):
@@ -234,7 +234,7 @@ async def test_a_ban_of_an_address_holds_without_an_access_file(tmp_path: Path) 
             with pytest.raises(NotPermitted, match="banned"):
                 await refused
         assert node.store.messages_stored == stored
-        node.access.lift("address", "127.0.0.0/8", by="test")
+        await node.access.lift("address", "127.0.0.0/8", by="test")
         await client.send(TOPIC, b"b")
 
 
@@ -250,7 +250,7 @@ async def test_a_ban_of_a_user_holds_without_an_access_file_for_callers_with_its
 
         async with client("ann") as ann, client("bob") as bob:
             await ann.send(TOPIC, b"a")
-            node.access.ban("user", "ann", for_ms=0, why="", by="test")
+            await node.access.ban("user", "ann", for_ms=0, why="", by="test")
             with pytest.raises(NotPermitted, match="user ann is banned"):
                 await ann.send(TOPIC, b"a")
             await bob.send(TOPIC, b"a")

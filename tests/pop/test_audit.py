@@ -302,7 +302,7 @@ async def test_a_caller_that_nobody_knows_or_that_is_banned_has_one_line_that_sa
     audited: Audited, caller: str
 ) -> None:
     if caller == "banned":
-        audited.node.access.ban("user", "owner", for_ms=0, why="", by="test")
+        await audited.node.access.ban("user", "owner", for_ms=0, why="", by="test")
         audited.lines()
     for name in METHODS:
         request = DENIED[name].request(audited) if name in DENIED else OPEN[name](audited)

@@ -70,7 +70,7 @@ def test_names_can_be_made_replaced_and_deleted(tmp_path: Path) -> None:
     FILES.mkdir(folder)
     FILES.mkdir(folder)
     for name in ("b", "a"):
-        replace_file(FILES, folder / name, name.encode())
+        replace_file(FILES, folder / name, [name[:1].encode(), b"", name[1:].encode()])
     FILES.link(folder / "a", folder / "c")
     with pytest.raises(FileExistsError):
         FILES.link(folder / "a", folder / "b")

@@ -14,7 +14,8 @@ from penstock.access.control import AccessControl
 from penstock.access.errors import AccessInvalid
 from penstock.access.explain import explained
 from penstock.access.subject import Subject
-from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation, not_found
+from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation, PageQuery, not_found
+from penstock.node.api.pages import page_in_order
 
 Kick = Callable[[Kind, str], int]
 """Ends what the clients with a user name, a client id or an address do; returns how much."""
@@ -40,9 +41,10 @@ class BanShown(msgspec.Struct, kw_only=True):
 
 
 class BanList(msgspec.Struct):
-    """All bans. There are at most as many as operators have made."""
+    """A page of bans, in the order of kind and name."""
 
     items: list[BanShown]
+    next: str | None
 
 
 class KickRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -113,7 +115,7 @@ class AccessOperations:
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations."""
-        yield Operation("listBans", "GET", "/access/bans", ApiRole.VIEWER, "List all bans.", self.bans, BanList)
+        yield Operation("listBans", "GET", "/access/bans", ApiRole.VIEWER, "List the bans.", self.bans, BanList, PageQuery)
         yield Operation(
             "ban",
             "POST",
@@ -166,15 +168,20 @@ class AccessOperations:
             writes_audit=True,
         )
 
-    async def bans(self, _call: ApiCall) -> BanList:
-        """Return all bans."""
-        return BanList([_shown(ban) for ban in self._access.bans])
+    async def bans(self, call: ApiCall) -> BanList:
+        """Return a page of the bans that have not ended."""
+        bans = self._access.bans
+
+        def row_of(_key: str, ban: Ban) -> BanShown | None:
+            return None if bans.has_ended(ban) else _shown(ban)
+
+        return BanList(*await page_in_order(call.query, bans.at_or_after, row_of))
 
     async def ban(self, call: ApiCall) -> BanShown:
         """Make a ban."""
         asked: BanRequest = call.body
         call.noted |= {"of": asked.kind, "name": asked.name}
-        shown = make_ban(self._access, asked, by=call.subject.user)
+        shown = await make_ban(self._access, asked, by=call.subject.user)
         await self._rechecked()
         return shown
 
@@ -182,7 +189,7 @@ class AccessOperations:
         """Lift a ban."""
         kind, name = _kind(call.path["kind"]), call.path["name"]
         try:
-            return _shown(self._access.lift(kind, name, by=call.subject.user))
+            return _shown(await self._access.lift(kind, name, by=call.subject.user))
         except AccessInvalid as error:
             raise ApiError(HTTPStatus.NOT_FOUND, str(error)) from error
         except OSError as error:
@@ -225,14 +232,14 @@ class AccessOperations:
         return AccessReloaded(
             len(policy.rules.rules) if policy is not None else 0,
             len(passwords.hashes) if passwords is not None else 0,
-            len(list(self._access.bans)),
+            len(self._access.bans),
         )
 
 
-def make_ban(access: AccessControl, asked: BanRequest, *, by: str) -> BanShown:
+async def make_ban(access: AccessControl, asked: BanRequest, *, by: str) -> BanShown:
     """Make a ban on behalf of a user, and return it. Raises ApiError if it can't be made or saved."""
     try:
-        return _shown(access.ban(asked.kind, asked.name, for_ms=asked.for_ms, why=asked.why, by=by))
+        return _shown(await access.ban(asked.kind, asked.name, for_ms=asked.for_ms, why=asked.why, by=by))
     except AccessInvalid as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
     except OSError as error:

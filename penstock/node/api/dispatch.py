@@ -15,6 +15,7 @@ from aiohttp import ClientPayloadError, hdrs, web
 
 from penstock.access.audit import Audit
 from penstock.access.subject import Subject
+from penstock.node.api.httpheads import check_target, unless_known, versions_of
 from penstock.node.api.openapi import PREFIX, document
 from penstock.node.api.operation import NUMBER_MAX, ApiCall, ApiError, ApiRole, Operation
 from penstock.node.api.streaming import Streams
@@ -84,8 +85,9 @@ class AdminApi:
         decoder = msgspec.json.Decoder(operation.body) if operation.body is not None else None
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            call = ApiCall(request[SUBJECT], request.match_info, None, None, _version(request), request.get(OVER, "admin"))
+            call = ApiCall(request[SUBJECT], request.match_info, None, None, (), request.get(OVER, "admin"))
             try:
+                call.if_match = versions_of(request, hdrs.IF_MATCH)
                 call.query = _query(operation, request)
                 call.body = await _body(decoder, request) if decoder is not None else None
                 if operation.is_stream:
@@ -93,7 +95,7 @@ class AdminApi:
             except ApiError as error:
                 return self._refuse(operation, call, error)
             if operation.is_safe:
-                return await self._serve(operation, call)
+                return await self._serve_safe(operation, call, request)
             # Whoever hangs up does not undo the change, so its line of the audit log must not be lost either.
             if len(self._changes) >= CHANGES_MAX:
                 return self._refuse(
@@ -112,6 +114,13 @@ class AdminApi:
         with self.streams.place(request):
             async with aclosing(await operation.serve(call)) as lines:
                 return await self.streams.send(request, lines)
+
+    async def _serve_safe(self, operation: Operation, call: ApiCall, request: web.Request) -> web.Response:
+        """Serve a call that changes nothing, without a body if its caller has the answer already."""
+        try:
+            return unless_known(request, await self._serve(operation, call))
+        except ApiError as error:
+            return self._refuse(operation, call, error)
 
     async def _serve(self, operation: Operation, call: ApiCall) -> web.Response:
         """Serve a call whose parameters and body are checked, and audit it."""
@@ -160,7 +169,10 @@ def role_of(request: web.Request) -> ApiRole:
 async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Serve a request; where aiohttp refuses it, answer with JSON too."""
     try:
+        check_target(request)
         return await handler(request)
+    except ApiError as error:
+        return error_response(error)
     except web.HTTPException as error:
         if error.status < HTTPStatus.BAD_REQUEST:
             raise
@@ -187,10 +199,6 @@ def _response(body: bytes, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[
         content_type="application/json",
         headers={hdrs.CACHE_CONTROL: "no-store", **(headers or {})},
     )
-
-
-def _version(request: web.Request) -> str:
-    return request.headers.get(hdrs.IF_MATCH, "").removeprefix("W/").strip('"')
 
 
 def _query(operation: Operation, request: web.Request) -> Any:

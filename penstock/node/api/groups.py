@@ -46,6 +46,18 @@ class GroupQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     filter: Annotated[str, msgspec.Meta(description="One filter of the group; empty for all of them.")] = ""
 
 
+class GroupDeleteQuery(GroupQuery, forbid_unknown_fields=True, kw_only=True):
+    """The parameters of the deletion of a group."""
+
+    force: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether the group is deleted although it has consumers or messages in flight. One that MQTT clients "
+            "share is created anew at once."
+        ),
+    ] = False
+
+
 class GroupPageQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
     """The parameters of a listing of groups."""
 
@@ -275,7 +287,16 @@ class GroupOperations:
             GroupFilters,
             **query,
         )
-        yield Operation("deleteGroup", "DELETE", one, admin, "Delete a group.", self.delete, Done, **query)
+        yield Operation(
+            "deleteGroup",
+            "DELETE",
+            one,
+            admin,
+            "Delete a group that nobody uses, and its dead letters unless another group consumes them.",
+            self.delete,
+            Done,
+            query=GroupDeleteQuery,
+        )
 
     async def page(self, call: ApiCall) -> GroupPage:
         """Return a page of groups."""
@@ -347,9 +368,26 @@ class GroupOperations:
     async def delete(self, call: ApiCall) -> Done:
         """Delete a group."""
         self._check_version(call)
+        asked: GroupDeleteQuery = call.query
         async with self._changes.durable():
-            self._groups.delete(call.path["group"], call.query.filter)
+            if not asked.force:
+                for group in self._groups.find(call.path["group"], asked.filter):
+                    self._check_unused(group)
+            self._groups.delete(call.path["group"], asked.filter)
         return Done()
+
+    def _check_unused(self, group: ConsumerGroup) -> None:
+        """Raise ApiError if a group has consumers or messages in flight."""
+        shared = self._shared.get(group.name, group.filter)
+        members = shared.count if shared is not None else 0
+        waiting = sum(isinstance(poll.caller, Causer) for poll in group.polls)
+        if members or waiting or group.in_flight:
+            raise ApiError(
+                HTTPStatus.CONFLICT,
+                f"the group {group.name[:200]!r} on {group.filter[:200]!r} is in use: {members} MQTT clients share it, "
+                f"{waiting} calls wait for messages, {group.in_flight} messages are in flight; "
+                "stop its consumers, or give force=true",
+            )
 
     async def _reset(self, call: ApiCall, to: ResetTo) -> GroupFilters:
         self._check_version(call)

@@ -98,10 +98,22 @@ def _described(operation: Operation, answer: dict[str, Any], body: dict[str, Any
                 "name": "If-Match",
                 "in": "header",
                 "required": False,
-                "description": "`version` of what is changed, as it was read. The change is refused if there is another one.",
+                "description": "`version` of what is changed, as it was read, in double quotes, or a list of such versions. "
+                "The change is refused if there is another one.",
                 "schema": {"type": "string"},
             }
         )
+    elif "version" in getattr(operation.answer, "__struct_fields__", ()):
+        described["parameters"].append(
+            {
+                "name": "If-None-Match",
+                "in": "header",
+                "required": False,
+                "description": "`version` as it was read, in double quotes. The answer is 304 while it is the same.",
+                "schema": {"type": "string"},
+            }
+        )
+        described["responses"]["304"] = {"description": "The version that the caller knows is the present one."}
     if body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return described

@@ -31,6 +31,9 @@ NAME_CHARS_MAX: Final = 65_535
 LINE_BYTES_MAX: Final = 1024 * 1024
 """Bytes of the first line of a request, in which a name has up to twelve for each character."""
 
+ANY_VERSION: Final = "*"
+"""The version of a caller that changes whatever there is. No version is called so."""
+
 T = TypeVar("T")
 Item = TypeVar("Item")
 
@@ -106,8 +109,8 @@ class ApiCall:
     """Of the operation's type."""
     body: Any
     """Of the operation's type; None if it takes no body."""
-    if_match: str = ""
-    """The version of the thing that the caller has seen; empty if it did not say."""
+    if_match: tuple[str, ...] = ()
+    """The versions of the thing that the caller would change; empty if it did not say."""
     over: str = "admin"
     """How the call came, for the audit log."""
     noted: dict[str, object] = field(default_factory=dict)
@@ -115,10 +118,11 @@ class ApiCall:
 
     def check_version(self, version: str) -> None:
         """Raise ApiError if the caller has seen another version of what it is about to change than the present one."""
-        if self.if_match not in ("", "*", version):
+        if self.if_match and ANY_VERSION not in self.if_match and version not in self.if_match:
             raise ApiError(
                 HTTPStatus.PRECONDITION_FAILED,
-                f"it has changed since it was read: its version is {version!r} and not {self.if_match[:80]!r}; read it again",
+                f"it has changed since it was read: its version is {version!r} and not "
+                f"{' or '.join(self.if_match)[:80]!r}; read it again",
             )
 
 

@@ -28,7 +28,7 @@ class AccessCollector(Collector):
         yield gauge("penstock_access_rules", "Rules in force.", rules)
         users = len(passwords.hashes) if passwords is not None else 0
         yield gauge("penstock_access_users", "Users in the password file.", users)
-        yield gauge("penstock_access_bans", "Bans that have not ended.", len(list(access.bans)))
+        yield gauge("penstock_access_bans", "Bans that have not ended.", len(access.bans))
         yield labelled_counter(
             "penstock_access_reloads",
             "Reloads of access control. After a failure the old content holds.",

@@ -829,11 +829,11 @@ async def test_bans_and_kicks_hold_without_an_access_file(tmp_path: Path) -> Non
         assert node.kick("client", "c1") == 1
         assert [command.status.code async for command in commands(stream)][-1:] == [Code.TOO_MANY_REQUESTS]
         assert (await caller.send(outgoing())).status.code == Code.OK
-        node.access.ban("client", "c1", for_ms=0, why="", by="test")
+        await node.access.ban("client", "c1", for_ms=0, why="", by="test")
         refused = await caller.send(outgoing())
         assert (refused.status.code, "client c1 is banned" in refused.status.message) == (Code.FORBIDDEN, True)
         assert (await other.send(outgoing())).status.code == Code.OK
-        node.access.ban("address", "127.0.0.1", for_ms=0, why="", by="test")
+        await node.access.ban("address", "127.0.0.1", for_ms=0, why="", by="test")
         assert [command.status.code async for command in commands(others)][-1:] == [Code.FORBIDDEN]
         assert (await other.send(outgoing())).status.code == Code.FORBIDDEN
     assert node.store.messages_stored == 2

@@ -53,3 +53,9 @@ class SortedNames:
             return []
         begin = bisect_left(self._chunks[at], start)
         return self._chunks[at][begin : begin + count]
+
+    def count_before(self, name: str) -> int:
+        """Return how many names come before one, which need not be there."""
+        at = bisect_left(self._lasts, name)
+        within = bisect_left(self._chunks[at], name) if at < len(self._chunks) else 0
+        return sum(map(len, self._chunks[:at])) + within
