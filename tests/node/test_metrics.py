@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from penstock import Client, OutgoingMessage, __version__
 from penstock.gateway.options import ListenerOptions
+from penstock.node import loopshare
 from penstock.node.metrics import exposition, grouptotals
 from penstock.node.metrics.families import durations, gauge, labelled_counter, labelled_gauge
 from penstock.store.histogram import DURATION_BOUNDS_S, Histogram
@@ -183,7 +184,7 @@ async def test_totals_count_the_groups_without_a_label_and_services_come_first(
 
 
 async def test_a_scrape_of_many_groups_does_not_hold_up_the_loop(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "SLICE_S", 0)
+    monkeypatch.setattr(loopshare, "SLICE_S", 0)
     for number in range(50):
         broker.node.pop.groups.get_or_create(f"g{number}", "a")
     totaller = grouptotals.GroupTotaller(broker.node.pop, broker.node.store)
@@ -217,7 +218,7 @@ class Static(Collector):
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
 async def test_metrics_in_slices_are_what_the_library_makes_at_once(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "SLICE_S", 0)
+    monkeypatch.setattr(loopshare, "SLICE_S", 0)
     registry = CollectorRegistry()
     registry.register(Static())
     encode, _ = choose_encoder(accept)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from penstock.node.api.operation import PageQuery
+from penstock.node.loopshare import LoopShare
 
-SLICE_S: Final = 0.001
-"""Seconds that a request works at a time. The loop serves clients in between."""
-
-LOOKED_AT_ONCE: Final = 64
+LOOKED_AT_ONCE: Final = 16
 """Items that a request looks at between two looks at the time."""
 
 LOOKED_MAX: Final = 20_000
@@ -26,7 +23,7 @@ LOOKED_MAX: Final = 20_000
 CHARS_MAX: Final = 256 * 1024
 """Characters of the names of one page. A page with longer names ends early, and has a cursor."""
 
-READ_AT_ONCE: Final = 64
+READ_AT_ONCE: Final = 16
 """Names that are read between two looks at the time."""
 
 T = TypeVar("T")
@@ -68,7 +65,7 @@ async def _page_in_order(
     start = max(query.after + "\0", prefix) if query.after else prefix
     last = ""
     looked = chars = 0
-    until_s = perf_counter() + SLICE_S
+    share = LoopShare()
     while items := read(start, READ_AT_ONCE):
         for name, item in items:
             if not name.startswith(prefix):
@@ -82,9 +79,7 @@ async def _page_in_order(
             last = name
             looked += 1
         start = last + "\0"
-        if perf_counter() > until_s:
-            await asyncio.sleep(0)
-            until_s = perf_counter() + SLICE_S
+        await share.rest()
     return rows, None
 
 
@@ -106,12 +101,11 @@ async def sliced(items: Iterable[T], at_once: int = 1) -> AsyncIterator[T]:
         items: bear that other work goes on in between, as those of `in_slices` must.
         at_once: items between two looks at the time.
     """
-    until_s = perf_counter() + SLICE_S
+    share = LoopShare()
     for number, item in enumerate(items):
         yield item
-        if number % at_once == 0 and perf_counter() > until_s:
-            await asyncio.sleep(0)
-            until_s = perf_counter() + SLICE_S
+        if number % at_once == 0:
+            await share.rest()
 
 
 async def page_by_name(
@@ -130,11 +124,10 @@ async def page_by_name(
     after, limit = query.after, query.limit
     lowest: list[tuple[str, Item]] = []
     last = ""
-    until_s = perf_counter() + SLICE_S
+    share = LoopShare()
     for number, (name, item) in enumerate(tuple(items.items())):
-        if number % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
-            await asyncio.sleep(0)
-            until_s = perf_counter() + SLICE_S
+        if number % LOOKED_AT_ONCE == 0:
+            await share.rest()
         if name <= after or (last and name >= last) or not wanted(name, item):
             continue
         lowest.append((name, item))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64encode
 from collections.abc import Iterator
 from http import HTTPStatus
-from time import perf_counter
 from typing import Annotated, Final
 
 import msgspec
@@ -16,7 +14,8 @@ from penstock.node.api.changes import DurableChanges, causer_of
 from penstock.node.api.messagereader import BODY_BYTES_SHOWN, MessageReader
 from penstock.node.api.messages import PropertiesShown, properties_shown
 from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Done, Operation, PageQuery, not_found
-from penstock.node.api.pages import CHARS_MAX, LOOKED_AT_ONCE, LOOKED_MAX, SLICE_S
+from penstock.node.api.pages import CHARS_MAX, LOOKED_AT_ONCE, LOOKED_MAX
+from penstock.node.loopshare import LoopShare
 from penstock.pop.core.sender import message_id
 from penstock.store.errors import TopicInvalid
 from penstock.store.record import Flag
@@ -124,7 +123,7 @@ class RetainedOperations:
         """Return a page and its cursor, in slices between other work of the loop."""
         items: list[RetainedShown] = []
         last, chars = "", 0
-        until_s = perf_counter() + SLICE_S
+        share = LoopShare()
         for looked, (topic, row) in enumerate(self._retained.listed(query.filter, query.after), 1):
             if topic:
                 if last and (len(items) == query.limit or looked > LOOKED_MAX or chars > CHARS_MAX):
@@ -133,9 +132,8 @@ class RetainedOperations:
                 if row is not None:
                     items.append(_shown(topic, row))
                     chars += len(topic)
-            if looked % LOOKED_AT_ONCE == 0 and perf_counter() > until_s:
-                await asyncio.sleep(0)
-                until_s = perf_counter() + SLICE_S
+            if looked % LOOKED_AT_ONCE == 0:
+                await share.rest()
         return items, None
 
     async def message(self, call: ApiCall) -> RetainedInDetail:

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from penstock.node.api.messagereader import BODY_BYTES_SHOWN, MessageRead, MessageReader
 from penstock.node.api.messages import MessageShown, message_shown
 from penstock.node.api.operation import ApiCall, ApiError, ApiRole, Operation
+from penstock.node.loopshare import LoopShare
 from penstock.node.messagetail import MessageTail
-from penstock.node.metrics.exposition import LoopShare
 from penstock.store.errors import TopicInvalid
 from penstock.store.store import Store
 from penstock.store.topics import check_filter

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-SLICE_S = 0.002
-"""Seconds of the event loop that a scrape takes at a time, about."""
+from penstock.node.loopshare import LoopShare
 
 SAMPLES_AT_ONCE = 50
 """Samples that are encoded before the scrape looks at the time. Each takes some microseconds."""
@@ -23,19 +20,6 @@ END = b"# EOF\n"
 
 Encode = Callable[[Any], bytes]
 """Encodes what `collect` of its argument returns, with a comment before each family."""
-
-
-class LoopShare:
-    """What a scrape may take of the event loop: others have it whenever a slice is over."""
-
-    def __init__(self) -> None:
-        self._until_s = time.monotonic() + SLICE_S
-
-    async def rest(self) -> None:
-        """Return at once, or in the next turn of the loop if this slice is over."""
-        if time.monotonic() >= self._until_s:
-            await asyncio.sleep(0)
-            self._until_s = time.monotonic() + SLICE_S
 
 
 async def exposition(registry: CollectorRegistry, encode: Encode) -> bytes:

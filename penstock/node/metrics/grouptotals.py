@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from penstock.node.metrics.exposition import LoopShare
+from penstock.node.loopshare import LoopShare
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
