@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -111,13 +111,13 @@ class ApiClient:
                 return request.line()
         return _decoded(path, *self._listener.request(method, target, data))
 
-    def stream(self, path: str, **query: object) -> Iterator[Any]:
+    def stream(self, path: str, **query: object) -> Generator[Any]:
         """Yield the lines of a stream until the node ends it. Raises as `call`."""
         target = _target(path, query)
         if self._data_dir is not None:
             with Request(self._data_dir, "GET", target) as request:
-                while True:
-                    yield request.line()
+                yield from request.lines()
+            return
         for status, line in self._listener.lines(target):
             yield _decoded(path, status, line)
 

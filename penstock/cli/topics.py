@@ -1,16 +1,19 @@
-"""`penstock topics`: the topics of live traffic, the filters that have queues, and who has subscribed to a filter."""
+"""`penstock topics`: live traffic and its topics, the filters that have queues, and who has subscribed to a filter."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from base64 import b64decode
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, Final
 
 from penstock.cli.apiclient import ApiClient
-from penstock.cli.arguments import Commands, add_command
+from penstock.cli.arguments import Commands, add_command, count
+from penstock.cli.commandparser import EXIT_FAILED
 from penstock.cli.listing import add_bounds, awaited, finish, pages_of, print_listing, rows_of
-from penstock.cli.output import cells_of, print_line, print_rows, time_of
+from penstock.cli.output import cells_of, print_line, print_row, print_rows, shown_bytes, text_of, time_of
 
 TOPIC_COLUMNS: Final = ("topic", "messages_per_s", "bytes_per_s", "last")
 QUEUE_COLUMNS: Final = ("filter", "queue_id", "start", "next_offset", "messages", "is_backfilling", "owners")
@@ -50,6 +53,25 @@ def add_to(commands: Commands) -> None:
     add_bounds(action, "client id")
     finish(action, _subscribers)
 
+    action = add_command(
+        actions,
+        "tail",
+        "Print messages as they are stored, whoever gets them.",
+    )
+    action.add_argument("filter", nargs="?", default="#", metavar="FILTER", help="Topic filter (%(default)s).")
+    action.add_argument("--count", type=count, default=0, help="Messages after which to end; 0 never ends (%(default)s).")
+    action.add_argument(
+        "--per-s",
+        type=count,
+        default=100,
+        metavar="N",
+        help="Print at most N messages a second; count the others (%(default)s).",
+    )
+    action.add_argument(
+        "--body-bytes", type=count, default=1_024, metavar="N", help="Print at most N bytes of a body (%(default)s)."
+    )
+    finish(action, _tail)
+
 
 def _topics(options: argparse.Namespace) -> int:
     if options.after and options.order != "topic":
@@ -82,8 +104,8 @@ def _queues(options: argparse.Namespace) -> int:
     cells = (cells_of(queue, QUEUE_COLUMNS) for queue in queues)
     print_rows(filters, cells, QUEUE_COLUMNS, as_json=options.json, out=sys.stdout)
     if pages:
-        count, transient = pages[-1]["queues"], pages[-1]["transient"]
-        print_line(f"{count:,} queues, {transient:,} of which serve connections only and are not listed", out=sys.stderr)
+        total, transient = pages[-1]["queues"], pages[-1]["transient"]
+        print_line(f"{total:,} queues, {transient:,} of which serve connections only and are not listed", out=sys.stderr)
     return 0
 
 
@@ -97,3 +119,35 @@ def _subscribers(options: argparse.Namespace) -> int:
     cells = (cells_of(row | row["subscription"], SUBSCRIBER_COLUMNS) for row in rows)
     print_rows(rows, cells, SUBSCRIBER_COLUMNS, as_json=options.json, out=sys.stdout)
     return 0
+
+
+def _tail(options: argparse.Namespace) -> int:
+    lines = ApiClient(options).stream(
+        "/streams/messages", filter=options.filter, per_s=options.per_s, body_bytes=options.body_bytes
+    )
+    printed = 0
+    with closing(lines):
+        for line in lines:
+            if line["type"] == "state":
+                _print_losses(line)
+                continue
+            print_row(line if options.json else _tailed(line), options.json)
+            printed += 1
+            if printed == options.count:
+                return 0
+    print_line("penstock topics: the node has ended the stream", out=sys.stderr)
+    return EXIT_FAILED
+
+
+def _tailed(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is printed of a message for people."""
+    body = text_of(b64decode(message["body_base64"])) + ("..." if message["cut"] else "")
+    return {"stored": time_of(message["stored_ms"]), "topic": message["topic"], "body": body}
+
+
+def _print_losses(state: Mapping[str, Any]) -> None:
+    """Say on standard error what the tail does not show."""
+    if state["left_out"]:
+        print_line(f"{state['left_out']:,} more messages, which --per-s leaves out", out=sys.stderr)
+    if state["skipped_bytes"]:
+        print_line(f"{shown_bytes(state['skipped_bytes'])} of the log were passed over to keep up", out=sys.stderr)

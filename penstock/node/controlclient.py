@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -86,6 +87,11 @@ class Request:
         except (HTTPException, OSError, ValueError) as error:
             raise ControlRefused(f"the node on {self._data_dir} has ended the connection; look at its log") from error
         return found
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the response until its end. Raises ControlRefused if the connection ends before."""
+        while self._response.peek(1):
+            yield self.line()
 
     def close(self) -> None:
         """Close the connection, which ends what the node does for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64decode
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from penstock.gateway.protocol.properties import Property
 from tests.gateway.wire import Broker
 from tests.node.adminapi import audited, broker, run
+from tests.waiting import until
 
 __all__ = ["broker", "run"]
 
@@ -51,3 +53,25 @@ async def test_a_retained_message_is_listed_shown_and_deleted(broker: Broker, ru
     assert await run("retained", "delete", "höhe/№ 1", role="admin") == (0, "deleted the retained message of höhe/№ 1\n")
     assert await run("retained", "list", "--json") == (0, "")
     assert (audited(broker)[-1]["what"], audited(broker)[-1]["topic"]) == ("deleteRetained", "höhe/№ 1")
+
+
+async def test_messages_are_printed_as_they_are_stored(broker: Broker, run: Any) -> None:
+    client = await broker.connect("sensor-7")
+    streams = broker.node.api.streams
+
+    async def tail(*arguments: str, role: str = "") -> tuple[int, str]:
+        await until(lambda: not streams._tasks)
+        running = asyncio.ensure_future(run("topics", "tail", *arguments, role=role))
+        await until(lambda: streams._tasks)
+        await client.publish("plant/1", b"on", 1)
+        if not arguments:
+            streams.close()
+        said: tuple[int, str] = await running
+        return said
+
+    for role in ("operator", ""):
+        status, said = await tail("plant/#", "--count", "1", role=role)
+        assert (status, said.split()[1:]) == (0, ["plant/1", "on"])
+    for role in ("operator", ""):
+        status, said = await tail(role=role)
+        assert (status, said.splitlines()[-1]) == (1, "penstock topics: the node has ended the stream")

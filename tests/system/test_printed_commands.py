@@ -111,7 +111,7 @@ def test_the_printed_commands_work_in_the_order_of_the_pages(tmp_path: Path, mon
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     failed = []
     for words in COMMANDS:
-        if words[0] in ENDLESS:
+        if words[0] in ENDLESS or words[:2] == ("topics", "tail"):
             continue
         if "billing" in words and words[1] != "create":
             run_penstock("group", "create", "billing", "plant/#")  # it is there, unless a command before has deleted it

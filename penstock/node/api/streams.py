@@ -142,10 +142,9 @@ class StreamOperations:
             check_filter(query.filter, levels_max=limits.topic_levels_max, bytes_max=limits.topic_bytes_max)
         except TopicInvalid as error:
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
-        return self._tailed(query)
+        return self._tailed(query, MessageTail(self._store, query.filter))
 
-    async def _tailed(self, query: TailQuery) -> AsyncIterator[TailedMessage | TailState]:
-        tail = MessageTail(self._store, query.filter)
+    async def _tailed(self, query: TailQuery, tail: MessageTail) -> AsyncIterator[TailedMessage | TailState]:
         yield TailState(time_ms=self._store.now_ms(), left_out=0, skipped_bytes=0)
         said_s = second_s = perf_counter()
         shown = left_out = 0
