@@ -104,7 +104,7 @@ async def test_a_node_starts_without_a_free_byte_and_restores_its_ballast(tmp_pa
         async with PopClient(node.addresses["pop"]) as client:
             await send(client, 300, sent)
             assert len(sent) == 300
-            await until(ballast.exists)
+            await until(lambda: ballast.exists() and ballast.stat().st_size)  # it is made, and then given its room
             disk.fill()
             await send(client, 300, sent)  # as many as find room in what the log has reserved
             await until_level(node, "exhausted")
@@ -115,7 +115,7 @@ async def test_a_node_starts_without_a_free_byte_and_restores_its_ballast(tmp_pa
             assert "ballast.released" in node.log.read_text()
             disk.clear()
             await until_level(node, "open")
-            await until(ballast.exists)
+            await until(lambda: ballast.exists() and ballast.stat().st_size)
             async with PopClient(node.addresses["pop"]) as after:
                 await send(after, 10, sent)
         async with PopClient(node.addresses["pop"]) as after:
