@@ -79,14 +79,16 @@ class AccessPolicy:
         *,
         allows_unmatched: bool = False,
     ) -> None:
-        self._by_name = {principal.name: principal for principal in principals}
-        self._by_token = {one.token_sha256: one for one in self._by_name.values() if one.token_sha256}
-        self._by_certificate = {one.certificate: one for one in self._by_name.values() if one.certificate}
-        self._by_access_key = {one.access_key: one for one in self._by_name.values() if one.access_key}
+        self.principals: Final = {principal.name: principal for principal in principals}
+        """The principals by name."""
+        self._by_token = {one.token_sha256: one for one in self.principals.values() if one.token_sha256}
+        self._by_certificate = {one.certificate: one for one in self.principals.values() if one.certificate}
+        self._by_access_key = {one.access_key: one for one in self.principals.values() if one.access_key}
         self._roles = tuple(roles)
-        self._allows_unmatched = allows_unmatched
+        self.allows_unmatched: Final = allows_unmatched
+        """Whether what nothing applies to is allowed."""
         granted = [
-            *(rule for one in self._by_name.values() for rule in one.grants.rules(f"principal {one.name!r}", Who(one.name))),
+            *(rule for one in self.principals.values() for rule in one.grants.rules(f"principal {one.name!r}", Who(one.name))),
             *(rule for one in self._roles for rule in one.grants.rules(f"role {one.name!r}", Who(roles=(one.name,)))),
         ]
         self.rules: Final = RuleSet([*rules, *granted])
@@ -122,10 +124,10 @@ class AccessPolicy:
 
     def rights_of(self, subject: Subject) -> Rights:
         """Return what a subject may do, with the roles that this policy gives its user."""
-        return Rights(self.rules, self.with_roles(subject), subject, allows_unmatched=self._allows_unmatched)
+        return Rights(self.rules, self.with_roles(subject), subject, allows_unmatched=self.allows_unmatched)
 
     def with_roles(self, subject: Subject) -> Subject:
         """Return a subject with the roles that this policy gives its user besides its own."""
-        principal = self._by_name.get(subject.user)
+        principal = self.principals.get(subject.user)
         given = {role.name for role in self._roles if fits_any(subject.user, role.users)}
         return replace(subject, roles=subject.roles | given | set(principal.roles if principal is not None else ()))

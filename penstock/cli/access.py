@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
 from penstock.cli.apiclient import ApiClient, add_api, escaped
 from penstock.cli.arguments import Commands, add_command, duration
+from penstock.cli.listing import add_bounds, finish, pages_of, print_listing, rows_of
 from penstock.cli.output import cells_of, print_line, print_rows, time_of
+
+USER_COLUMNS: Final = ("user", "has_password", "is_principal", "roles")
+RULE_LISTS: Final = ("actions", "users", "roles", "clients", "addresses", "topics", "groups")
+"""Fields of a rule that are lists of names."""
 
 _KINDS: Final = ("user", "client", "address")
 _ACTIONS: Final = ("publish", "subscribe", "receive", "send", "pop", "consume", "admin", "read", "write")
@@ -74,6 +80,15 @@ def add_to(commands: Commands) -> None:
     action.add_argument("--json", action="store_true", help="Print one JSON object per line.")
     _finish(action, _bans)
 
+    action = add_command(actions, "users", "List the users that the password file and the access file name, with their roles.")
+    action.add_argument("--contains", default="", metavar="TEXT", help="A text in the user name.")
+    add_bounds(action, "user")
+    finish(action, _users)
+
+    action = add_command(actions, "rules", "List the rules in force. The first one that applies decides.")
+    add_bounds(action, "number")
+    finish(action, _rules)
+
     action = add_command(actions, "kick", "Disconnect clients. They may connect again.")
     _add_named(action)
     _finish(action, _kick)
@@ -122,6 +137,25 @@ def _lift(options: argparse.Namespace) -> int:
 def _bans(options: argparse.Namespace) -> int:
     print_bans(ApiClient(options), as_json=options.json)
     return 0
+
+
+def _users(options: argparse.Namespace) -> int:
+    rows = rows_of(pages_of(ApiClient(options), "/access/users", options, contains=options.contains))
+    shown = rows if options.json else [_joined(row, ("roles",)) for row in rows]
+    print_listing(shown, USER_COLUMNS, as_json=options.json)
+    return 0
+
+
+def _rules(options: argparse.Namespace) -> int:
+    rows = rows_of(pages_of(ApiClient(options), "/access/rules", options))
+    shown = rows if options.json else [_joined(row, RULE_LISTS) for row in rows]
+    print_listing(shown, ("number", "source", "allows", *RULE_LISTS), as_json=options.json)
+    return 0
+
+
+def _joined(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return a row whose lists of names are texts."""
+    return {**row, **{name: ", ".join(row[name]) for name in names}}
 
 
 def _kick(options: argparse.Namespace) -> int:

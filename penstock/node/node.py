@@ -26,6 +26,7 @@ from penstock.gateway.transport.descriptors import SocketShare
 from penstock.node import tablesoptions
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.api.access import AccessOperations
+from penstock.node.api.accessfiles import AccessFileOperations
 from penstock.node.api.backup import BackupOperations
 from penstock.node.api.changes import DurableChanges
 from penstock.node.api.clients import ClientOperations
@@ -261,6 +262,7 @@ class Node:
         yield from AccessOperations(
             self.access, self.reload, gateway.rechecked, gateway.disconnect, self._pop_server.disconnect
         ).operations()
+        yield from AccessFileOperations(self.access).operations()
         yield from ClientOperations(gateway, self.access, self._client_traffic).operations()
         yield from SubscriptionOperations(gateway.clients, self.sessions, store.queues).operations()
         yield from SessionOperations(gateway.clients, gateway.lifecycle, store.queues, DurableChanges(store)).operations()

@@ -57,6 +57,16 @@ async def test_a_test_explains_what_is_in_force(broker: Broker, run: Any) -> Non
     assert [json.loads(line)["action"] for line in said.splitlines()] == ["subscribe", "receive", "pop"]
 
 
+async def test_rules_and_users_are_printed(run: Any) -> None:
+    _, said = await run("rules")
+    assert [line.split()[:4] for line in said.splitlines()] == [
+        ["number", "source", "allows", "actions"],
+        ["1", "rule", "1", "True"],
+    ]
+    assert "a/#" in said
+    assert await run("users", "--json") == (0, "")
+
+
 async def test_a_file_is_tested_without_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other.toml"
     path.write_text('[[rule]]\ndeny = "read"\ntopics = ["hr/#"]\n[[rule]]\nallow = "read"\ntopics = ["#"]\n')
