@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ import pytest
 
 from penstock.node import adminsockets, messagetail
 from penstock.node.api import streaming, streams
-from penstock.node.api.messagereader import MessageReader
+from penstock.node.api.messagereader import MessageRead, MessageReader
 from penstock.node.api.operation import ApiCall
 from penstock.node.api.streams import StreamOperations, TailedMessage, TailQuery, TailState
 from penstock.node.messagetail import MessageTail
@@ -168,6 +169,29 @@ async def test_a_stream_ends_when_its_caller_is_banned(broker: Broker, api: Api,
         while await reader.line() is not None:
             pass
     assert any(line["event"] == "refused" and line["user"] == "operator" for line in audited(broker))
+
+
+async def test_a_caller_that_hangs_up_is_no_error_of_the_node(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await broker.connect("device")
+    async with stream(broker, "messages") as reader:
+        await reader.line()
+        ((connection, task),) = broker.node.api.streams._tasks.items()
+        assert task is not None
+        line_of = streams._tailed
+
+        def lose_connection(message: MessageRead, body_bytes: int) -> TailedMessage:
+            """The connection breaks just before a line is written to it."""
+            assert connection.transport is not None
+            connection.transport.abort()
+            return line_of(message, body_bytes)
+
+        monkeypatch.setattr(streams, "_tailed", lose_connection)
+        await client.publish("plant", b"x", 1)
+        await asyncio.wait([task], timeout=TIMEOUT_S)
+    assert task.done()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_the_stop_of_a_node_ends_its_streams(tmp_path: Path) -> None:

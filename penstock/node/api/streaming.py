@@ -89,5 +89,8 @@ class Streams:
                 if not await is_allowed():
                     return
                 check_s = now_s() + CHECK_S
-            async with asyncio.timeout(WRITE_S):
-                await response.write(encode(line) + b"\n")
+            try:
+                async with asyncio.timeout(WRITE_S):
+                    await response.write(encode(line) + b"\n")
+            except ConnectionError:
+                return  # the caller has hung up, as one does to end a stream
