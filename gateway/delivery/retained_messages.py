@@ -356,7 +356,10 @@ class RetainedMessages:
         self._found = None
         if self._count != self._saved_count:
             self._saved_count = self._count
-            batch.put(bytes(KeySpace.RETAINED_COUNT), _COUNT.pack(self._count))
+            if self._count:
+                batch.put(bytes(KeySpace.RETAINED_COUNT), _COUNT.pack(self._count))
+            else:
+                batch.delete(bytes(KeySpace.RETAINED_COUNT))  # a new index, which may never see the messages, has no row
 
 
 def _terms_of(properties: bytes) -> tuple[int, tuple[str, ...]]:

@@ -15,6 +15,7 @@ Both must hold the same rows, with these exceptions, which follow from what an i
   each must be the one of its record. That one is missing can't be seen, nor that one of a dropped record has changed.
 - How delayed messages are divided into rows depends on time too. `timercomparison` compares them one by one.
 - An expiry deletes the row of a late dispatch when it has carried the messages forward. So the stored index may lack such rows.
+- Retained messages that expire are given up without a record. `settle` does so in both indexes, as of the same time.
 - Transient queues end with the process. A start has deleted them from both.
 
 How pending delayed messages are divided into rows depends on when commits were made and on how far time has gone. So they are
@@ -30,6 +31,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+from penstock.node.parts import NodeParts
 from penstock.pop.core.sentids import row_of
 from penstock.store import topics
 from penstock.store.errors import PositionUnknown, QueueUnknown, RecordCorrupt
@@ -184,14 +186,21 @@ def stale_pinned(store: Store) -> int:
     return stale
 
 
-def settle(store: Store) -> None:
-    """Do what a recovered store would do in time: fill queues, and forget what refers to dropped records. It appends little."""
+def settle(parts: NodeParts, now_ms: int) -> None:
+    """Do what a recovered node would do in time: fill queues, and forget what refers to dropped records and what has expired.
+
+    It appends little. Retained messages that have expired at `now_ms`, in ms since 1970, are given up.
+    """
+    store = parts.store
     store.commit()
     while store.queues.backfill():
         store.commit()
     store.commit()
     for _ in store.retention.forget_dropped():
         pass
+    store.commit()
+    while parts.retained.end_expired(now_ms):
+        store.commit()
     store.commit()
 
 

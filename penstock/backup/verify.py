@@ -264,29 +264,31 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
         expected = _recovered(built, found, meter, "Rebuilding", stack)
         if expected is None:
             return
-        found.start, found.end = expected.log.start, expected.log.end
-        _check_order(expected.log, found)
-        if expected.entries_from > found.start:
+        log, entries_from = expected.store.log, expected.store.entries_from
+        found.start, found.end = log.start, log.end
+        _check_order(log, found)
+        if entries_from > found.start:
             found.notes.append(
                 f"the snapshot at position {found.start}, where the log begins, is missing, so the entries of light queues "
-                f"before position {expected.entries_from}, of the next snapshot, can't be compared"
+                f"before position {entries_from}, of the next snapshot, can't be compared"
             )
-        if not _is_comparable(stored, found, expected.entries_from):
+        if not _is_comparable(stored, found, entries_from):
             return
         actual = _recovered(stored, found, meter, "Replaying", stack)
         if actual is None:
             return
-        settle(expected)
+        now_ms = expected.store.now_ms()
+        settle(expected, now_ms)
         found.has_index = True
         try:
-            stale = stale_pinned(actual)
+            stale = stale_pinned(actual.store)
             if stale:
                 found.notes.append(
                     f"{stale} pinned entries name records that nothing carries forward, as after a kill during an expiry; the "
                     "next expiry deletes them"
                 )
-            settle(actual)
-            _compare(actual, expected, found, meter)
+            settle(actual, now_ms)
+            _compare(actual.store, expected.store, found, meter)
         except (OSError, DiskFull):
             raise
         except Exception as error:  # as in `_recovered`
@@ -396,11 +398,12 @@ def _is_comparable(data_dir: Path, found: Verification, built_from: int) -> bool
     return True
 
 
-def _recovered(data_dir: Path, found: Verification, meter: CopyMeter, what: str, stack: ExitStack) -> Store | None:
-    """Return the store of a data directory after its recovery, as a node does it; None if that fails, which is noted."""
+def _recovered(data_dir: Path, found: Verification, meter: CopyMeter, what: str, stack: ExitStack) -> NodeParts | None:
+    """Return the parts of a data directory after its recovery, as a node does it; None if that fails, which is noted."""
     options = replace(StoreOptions(), retention_ms=0, retention_bytes=0, reserve_bytes=0, ballast_bytes=0)
     try:
-        store = NodeParts(replace(Config(), data_dir=data_dir, store=options), SystemClock()).store
+        parts = NodeParts(replace(Config(), data_dir=data_dir, store=options), SystemClock())
+        store = parts.store
         reached = store.log.start
         meter.expect(store.log.end - reached, what)
 
@@ -423,7 +426,7 @@ def _recovered(data_dir: Path, found: Verification, meter: CopyMeter, what: str,
     elif recovery.rebuilt:
         found.problems.append("the index can't be used, so the next start rebuilds it")
         return None
-    return store
+    return parts
 
 
 def _compare(stored: Store, expected: Store, found: Verification, meter: CopyMeter) -> None:

@@ -21,6 +21,7 @@ from penstock.backup.errors import BackupFailed
 from penstock.backup.manifest import FILE, load_manifest
 from penstock.backup.verify import Verification, verify
 from penstock.cli.repair_log import repair_log
+from penstock.gateway.protocol.properties import Property
 from penstock.node.datafiles import check_files
 from penstock.node.lock import DataDirLock
 from penstock.pop.options import PopOptions
@@ -280,6 +281,22 @@ def test_a_row_that_is_deleted_changed_or_added_is_named(used: Path, tmp_path: P
         found = check(data_dir, tmp_path)
         assert not found.is_good or (space is KeySpace.PINNED and found.notes), (space, row)
         shutil.rmtree(data_dir)
+
+
+async def test_retained_messages_that_are_gone_are_no_difference(tmp_path: Path) -> None:
+    broker = await Broker(tmp_path / "data", {}).start()
+    device, node = await broker.connect_5("device"), broker.node
+    await device.publish("plant/state", b"on", 1, retain=True)
+    await device.publish_with("plant/alarm", b"on", {Property.MESSAGE_EXPIRY_S: 1}, 1, retain=True)
+    node.store.index.flush()
+    await device.publish("plant/state", b"", 1, retain=True)
+    broker.clock.advance(2_000)
+    node.retained.end_expired(node.store.now_ms())
+    await device.publish("plant/1/temperature", b"20", 1)
+    assert len(node.retained) == 0
+    await broker.stop()
+    found = check(tmp_path / "data", tmp_path)
+    assert found.is_good, found.differences
 
 
 def test_differences_name_key_space_key_and_both_values(used: Path, tmp_path: Path) -> None:
