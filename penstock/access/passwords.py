@@ -166,6 +166,8 @@ def check_user_name(user: str) -> None:
 def _read(path: Path) -> list[str]:
     try:
         return path.read_text("utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise AccessInvalid(f"there is no password file {path}; make it with `penstock user add NAME --file {path}`") from error
     except OSError as error:
         raise AccessInvalid(f"the password file {path} can't be read: {error.strerror}") from error
     except ValueError as error:

@@ -76,14 +76,22 @@ class AdminClient:
             self._read(lambda: connection.request(method, path, body, headers))
             response = self._read(connection.getresponse)
             if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST):
-                raise PermissionError(
-                    f"The admin listener on {self._node.address} refuses the request: {_why(self._read(response.read))}. Set "
-                    "PENSTOCK_TOKEN, or give --user NAME."
-                )
+                why, remedy = _why(self._read(response.read)), self._remedy(response.status)
+                raise PermissionError(f"The admin listener on {self._node.address} refuses the request: {why}.{remedy}")
         except BaseException:
             connection.close()
             raise
         return connection, response
+
+    def _remedy(self, status: int) -> str:
+        """Return what to do about a refusal, after a space. Only the reason itself says it for a host that is not known."""
+        if status == HTTPStatus.FORBIDDEN:
+            return " Give --token-file FILE or --user NAME of somebody who may do this."
+        if status != HTTPStatus.UNAUTHORIZED:
+            return ""
+        if not self._headers:
+            return " Give --token-file FILE or --user NAME."
+        return " Check the token or the password: it is that of a flag, a variable (PENSTOCK_...) or the context."
 
     def _read(self, step: Callable[[], T]) -> T:
         """Return the result of a step that uses the connection. Raises ConnectionError if nobody answers as HTTP does."""

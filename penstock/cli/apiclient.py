@@ -107,7 +107,7 @@ class ApiClient:
         target = _target(path, query)
         data = orjson.dumps(body) if body is not None else None
         if self._data_dir is not None:
-            with Request(self._data_dir, method, target, data) as request:
+            with _on_socket(self._data_dir, method, target, data) as request:
                 return request.line()
         return _decoded(path, *self._listener.request(method, target, data))
 
@@ -115,7 +115,7 @@ class ApiClient:
         """Yield the lines of a stream until the node ends it. Raises as `call`."""
         target = _target(path, query)
         if self._data_dir is not None:
-            with Request(self._data_dir, "GET", target) as request:
+            with _on_socket(self._data_dir, "GET", target) as request:
                 yield from request.lines()
             return
         for status, line in self._listener.lines(target):
@@ -125,6 +125,14 @@ class ApiClient:
 def _target(path: str, query: Mapping[str, object] | None) -> str:
     given = {name: value for name, value in (query or {}).items() if value not in (None, "", [])}
     return PREFIX + path + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+def _on_socket(data_dir: Path, method: str, target: str, body: bytes | None = None) -> Request:
+    """Return a request on the control socket. Raises as `Request`; these commands can also reach a node elsewhere."""
+    try:
+        return Request(data_dir, method, target, body)
+    except NodeNotRunning as error:
+        raise NodeNotRunning(f"{error}, or the address of its admin listener (--admin)") from error
 
 
 def _decoded(path: str, status: int, answer: bytes) -> Any:

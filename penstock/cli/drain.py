@@ -52,7 +52,9 @@ def _wait(api: ApiClient) -> None:
             print_line("the node has stopped")
             return
         except ConnectionError as error:
-            print_line(f"the node answers no more: {error}")
+            is_closed = isinstance(error.__cause__, ConnectionRefusedError)
+            how = "the node has stopped: nothing listens on its admin address any more"
+            print_line(how if is_closed else f"the node answers no more, so look whether it has stopped: {error}")
             return
         except ControlRefused:  # a node that stops ends a request without an answer
             refusals += 1

@@ -135,7 +135,7 @@ class AdminAccess:
             wanted = " or ".join(each for each in ApiRole if each in role.sufficient)
             raise AdminRefused(
                 HTTPStatus.FORBIDDEN,
-                f"{identity.user} has no role {wanted}, which a token or a [[role]] of access.file gives",
+                f"{identity.user} has no role {wanted}, which a principal or a role of access.file, or a signed token, gives",
                 "denied",
                 subject,
             )
@@ -183,7 +183,7 @@ class AdminAccess:
         access = self._access
         scheme, _, credentials = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         credentials = credentials.strip()
-        why, claimed = "nothing was shown", ""
+        why, claimed = "the request shows no credentials", ""
         if hdrs.AUTHORIZATION in request.headers:
             why = "the header Authorization is neither Bearer nor Basic with credentials"
         if scheme.lower() == "bearer" and credentials:

@@ -56,7 +56,9 @@ class Request:
         try:
             self._connection.connect()
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise NodeNotRunning(f"no node listens on {data_dir / SOCKET}; start it, or name its data directory") from error
+            raise NodeNotRunning(
+                f"no node listens on {data_dir / SOCKET}; start it, or give its data directory (--data-dir)"
+            ) from error
         except PermissionError as error:
             raise PermissionError(
                 f"{data_dir / SOCKET} belongs to another user; run this command as the node's user"

@@ -111,8 +111,10 @@ def test_what_can_t_be_is_refused(tmp_path: Path) -> None:
         found.delete("bob")
     with pytest.raises(AccessInvalid, match="empty"):
         found.change("ann", "")
-    with pytest.raises(AccessInvalid, match="can't be read"):
+    with pytest.raises(AccessInvalid, match="make it with `penstock user add NAME --file "):
         PasswordFile(tmp_path / "none")
+    with pytest.raises(AccessInvalid, match="can't be read"):
+        PasswordFile(tmp_path)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])

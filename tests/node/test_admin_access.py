@@ -202,7 +202,7 @@ BILLING = "Bearer b1lling"
 @pytest.mark.parametrize(
     ("status", "headers", "line"),
     [
-        (401, {}, {"event": "refused", "reason": "UNAUTHORIZED", "why": "nothing was shown"}),
+        (401, {}, {"event": "refused", "reason": "UNAUTHORIZED", "why": "the request shows no credentials"}),
         (401, {"Authorization": "Bearer x"}, {"event": "refused", "reason": "UNAUTHORIZED", "why": "the token is not known"}),
         (401, {"Authorization": aiohttp.encode_basic_auth("ann", "guess")}, {"event": "refused", "claimed": "ann"}),
         (400, {"Authorization": "Basic ???"}, {"event": "refused", "reason": "BAD_REQUEST"}),

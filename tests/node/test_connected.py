@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import drain
 from penstock.cli.apiclient import ApiClient, add_api
+from penstock.cli.main import main
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.node.api import clienttraffic
@@ -49,6 +51,9 @@ async def test_a_client_is_listed_shown_disconnected_and_banned(
     assert json.loads(said)["rates"]["messages_in_per_s"] > 0
     status, said = await run("clients", "kick", "sensor-7", role="viewer")
     assert (status, "has no role operator or admin" in said) == (1, True)
+    assert said.endswith(". Give --token-file FILE or --user NAME of somebody who may do this.\n")
+    status, said = await run("clients", "kick", "sensor-7", role="stranger")
+    assert (status, "the token is not known" in said and "Check the token or the password: " in said) == (1, True)
     status, said = await run("clients", "kick", "sensor-7", role="operator")
     assert (status, said.splitlines()[-1]) == (0, "disconnected sensor-7")
     assert (await client.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
@@ -59,6 +64,21 @@ async def test_a_client_is_listed_shown_disconnected_and_banned(
         ("operator", "kickClient"),
         ("admin", "ban"),
     ]
+
+
+def test_commands_say_which_arguments_name_a_node_where_none_listens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["clients", "list", "--data-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("start it, or give its data directory (--data-dir), or the address of its admin listener (--admin)\n")
+
+
+def test_a_drain_from_elsewhere_ends_when_nothing_listens_any_more(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_api(parser)
+    drain._wait(ApiClient(parser.parse_args(["--admin", "127.0.0.1:1"])))
+    assert capsys.readouterr().out == "the node has stopped: nothing listens on its admin address any more\n"
 
 
 async def test_top_has_the_busiest_clients_as_soon_as_rates_are_known(

@@ -138,6 +138,6 @@ def test_it_needs_the_role_viewer_where_the_node_asks_for_it(tmp_path: Path) -> 
         )
     finally:
         node.close()
-    assert (nobody.returncode, "Set PENSTOCK_TOKEN, or give --user NAME" in nobody.stderr) == (1, True)
+    assert (nobody.returncode, "Give --token-file FILE or --user NAME." in nobody.stderr) == (1, True)
     assert (bob.returncode, "bob has no role viewer or operator or admin" in bob.stderr) == (1, True)
     assert ann.returncode == 0, ann.stderr
