@@ -207,6 +207,16 @@ WRONG: tuple[tuple[tuple[str, str], int, str], ...] = (
 )
 
 
+async def test_a_replica_that_follows_does_not_say_that_nobody_is_connected(
+    broker: Broker, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.node.store, "replaying", True)
+    for method, path in (("GET", "/clients"), ("GET", "/clients/device"), ("DELETE", "/clients/device")):
+        status, why = await api("operator").refused(method, path)
+        assert (status, why.endswith("; ask the leader")) == (409, True), path
+    monkeypatch.undo()
+
+
 async def test_what_is_wrong_is_said_in_a_sentence(api: Api) -> None:
     for (method, path), status, why in WRONG:
         answered, answer = await api.call(method, f"/api/v1{path}")

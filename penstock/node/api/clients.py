@@ -196,6 +196,7 @@ class ClientOperations:
 
     async def clients(self, call: ApiCall) -> ClientList:
         """Return a page of the clients."""
+        self._check_serves()
         query: ClientQuery = call.query
         clients, is_listed = self._gateway.clients, _filter_of(query)
         if query.order != "client_id":
@@ -271,8 +272,14 @@ class ClientOperations:
         """Return the connection of a client. Raises ApiError if it is not connected."""
         connection = self._gateway.clients.get(client_id)
         if connection is None or not connection.connected:
+            self._check_serves()
             raise not_found("connected client", client_id)
         return connection
+
+    def _check_serves(self) -> None:
+        """Raise ApiError on a replica that follows another one: it relays clients, so it knows of none who is connected."""
+        if self._gateway.store.replaying:
+            raise ApiError(HTTPStatus.CONFLICT, "this replica follows another one, which has the clients; ask the leader")
 
     def _figures(self, client_id: str, connection: Connection) -> dict[str, Any]:
         """Return the fields of a `ClientShown` besides the rates."""
