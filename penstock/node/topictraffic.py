@@ -70,7 +70,8 @@ class TrafficSample:
         self._asked_s = 0.0
         self._position = 0
         """Up to where the log was looked at."""
-        self._began_s = 0.0
+        self._began_s = self._looked_s = 0.0
+        """Monotonic seconds of the beginning, and of the last look: nothing is known of what came after it."""
         self.topics: OrderedDict[str, TopicTraffic] = OrderedDict()
         """What was seen, by topic. That which was seen longest ago comes first."""
         self.since_ms = 0
@@ -96,7 +97,8 @@ class TrafficSample:
 
     def begin(self) -> None:
         """Forget everything, and look at what is written from now on."""
-        self._position, self._began_s = self._store.log.written, self._now_s()
+        self._position = self._store.log.written
+        self._began_s = self._looked_s = self._now_s()
         self.since_ms, self.dropped, self.share = self._store.now_ms(), 0, 1.0
         self.topics.clear()
 
@@ -111,7 +113,7 @@ class TrafficSample:
         """Count the messages at the beginning of what was written to the log since the last look."""
         log = self._store.log
         begin, end = max(self._position, log.start), log.written
-        self._position = end
+        self._position, self._looked_s = end, self._now_s()
         if begin >= end:
             return
         counts: dict[bytes, tuple[int, int, int]] = {}
@@ -157,8 +159,7 @@ class TrafficSample:
             self.dropped += 1
 
     def per_second(self, seen: TopicTraffic) -> float:
-        """Return by what the figures of a topic are multiplied to be those of a second now."""
-        now_s = self._now_s()
+        """Return by what the figures of a topic are multiplied to be those of a second, as of the last look."""
         # In the beginning the sample is younger than what it averages over.
-        span_s = MEMORY_S * (1 - exp((self._began_s - now_s) / MEMORY_S))
-        return exp((seen.weighed_s - now_s) / MEMORY_S) / span_s if span_s else 0.0
+        span_s = MEMORY_S * (1 - exp((self._began_s - self._looked_s) / MEMORY_S))
+        return exp((seen.weighed_s - self._looked_s) / MEMORY_S) / span_s if span_s > 0 else 0.0

@@ -104,6 +104,11 @@ async def test_a_look_at_much_traffic_is_made_up_for(broker: Broker, monkeypatch
     sample.look()
     assert sample.share == pytest.approx(0.25)
     assert sample.topics["plant"].messages == pytest.approx(40)
+    factor = sample.per_second(sample.topics["plant"])
+    broker.clock.advance(10_000)
+    assert sample.per_second(sample.topics["plant"]) == factor, "the time since the last look is no time without traffic"
+    sample.look()
+    assert sample.per_second(sample.topics["plant"]) < factor
 
 
 async def test_filters_that_have_queues_are_listed(broker: Broker, api: Api) -> None:
