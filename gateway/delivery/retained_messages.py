@@ -318,6 +318,8 @@ class RetainedMessages:
         self._index = index
         row = index.get(bytes(KeySpace.RETAINED_COUNT))
         self._count = self._saved_count = _COUNT.unpack(row)[0] if row is not None else 0
+        if row is not None and not self._count:
+            self._saved_count = -1  # an earlier version has left a row that says 0; the next save deletes it
         for key, row in index.rows(bytes(KeySpace.RETAINED_LATER)):
             self._delayed[int.from_bytes(key[1:], "big")] = row
 
@@ -331,6 +333,8 @@ class RetainedMessages:
         self._delayed_changed.clear()
         if self._changed:
             self._save_topics(batch)
+        if self._count != self._saved_count:
+            self._save_count(batch)
 
     def _save_topics(self, batch: Batch) -> None:
         for topic, (row, old) in self._changed.items():
@@ -354,12 +358,13 @@ class RetainedMessages:
                         batch.delete(prefix + topic)
         self._changed.clear()
         self._found = None
-        if self._count != self._saved_count:
-            self._saved_count = self._count
-            if self._count:
-                batch.put(bytes(KeySpace.RETAINED_COUNT), _COUNT.pack(self._count))
-            else:
-                batch.delete(bytes(KeySpace.RETAINED_COUNT))  # a new index, which may never see the messages, has no row
+
+    def _save_count(self, batch: Batch) -> None:
+        self._saved_count = self._count
+        if self._count:
+            batch.put(bytes(KeySpace.RETAINED_COUNT), _COUNT.pack(self._count))
+        else:
+            batch.delete(bytes(KeySpace.RETAINED_COUNT))  # a new index, which may never see the messages, has no row
 
 
 def _terms_of(properties: bytes) -> tuple[int, tuple[str, ...]]:
