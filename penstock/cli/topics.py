@@ -105,7 +105,7 @@ def _queues(options: argparse.Namespace) -> int:
     print_rows(filters, cells, QUEUE_COLUMNS, as_json=options.json, out=sys.stdout)
     if pages:
         total, transient = pages[-1]["queues"], pages[-1]["transient"]
-        print_line(f"{total:,} queues, {transient:,} of which serve connections only and are not listed", out=sys.stderr)
+        print_line(f"queues: {total:,}, of which {transient:,} serve connections only and are not listed", out=sys.stderr)
     return 0
 
 

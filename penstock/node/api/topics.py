@@ -70,7 +70,13 @@ class QueueShown(msgspec.Struct, kw_only=True):
     next_offset: int
     messages: Annotated[int, msgspec.Meta(description="Entries that retention has not trimmed.")]
     is_backfilling: bool
-    owners: Annotated[list[str], msgspec.Meta(description=f"Up to {OWNERS_SHOWN} of those that need the queue.")]
+    owners: Annotated[
+        list[str],
+        msgspec.Meta(
+            description=f"Up to {OWNERS_SHOWN} of those that need the queue: `group:ID`, a group by its number; `sessions`, "
+            "the stored sessions together; `root`, messages whose topics begin as the filter."
+        ),
+    ]
     owner_count: int
 
 
