@@ -149,5 +149,7 @@ def _decoded(path: str, status: int, answer: bytes) -> Any:
 
 
 def escaped(name: str) -> str:
-    """Return a name as a part of a path."""
+    """Return a name as a part of a path. Raises ValueError for none, which would make the path one of something else."""
+    if not name:
+        raise ValueError("the name is empty, as that of a variable of the shell that is not set; give one")
     return quote(name, safe="")

@@ -66,12 +66,16 @@ async def test_a_client_is_listed_shown_disconnected_and_banned(
     ]
 
 
-def test_commands_say_which_arguments_name_a_node_where_none_listens(
+def test_commands_say_what_is_missing_where_they_name_no_node_or_no_client(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["clients", "list", "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert said.endswith("start it, or give its data directory (--data-dir), or the address of its admin listener (--admin)\n")
+    assert main(["clients", "kick", "", "--data-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        "penstock clients: the name is empty, as that of a variable of the shell that is not set; give one\n"
+    )
 
 
 def test_a_drain_from_elsewhere_ends_when_nothing_listens_any_more(capsys: pytest.CaptureFixture[str]) -> None:
