@@ -111,7 +111,7 @@ class AccessControl:
         Clients whose tokens a key signed that is not among them any more are looked at again.
         """
         if self.tokens is not None and self.tokens.use_key_set(data):
-            self._changed(FETCHED_KEYS, what="keys")
+            self._changed(Subject(FETCHED_KEYS), what="keys")
 
     def still_proves(self, user: str, proof: str) -> bool | None:
         """Return whether what proved who a client is would still prove it; None if nobody can tell, because no keys have come.
@@ -131,11 +131,12 @@ class AccessControl:
             return tokens.has_key(proof.removeprefix(BY_KEY)) if tokens is not None else False
         return True
 
-    def reload(self, by: str) -> None:
+    def reload(self, by: Subject, over: str = "") -> None:
         """Read the files again, and apply what they say to what clients are doing.
 
         Args:
             by: who wants it, for the audit log.
+            over: how that was asked for, for the audit log; empty for nothing to say.
 
         Raises:
             AccessInvalid: a file can't be read, or its content is invalid. Then nothing has changed.
@@ -145,29 +146,29 @@ class AccessControl:
             self._files = self._load()
         except AccessInvalid as error:
             self.reloads_failed += 1
-            self.audit.note("failed", Subject(by), what="reload", why=str(error))
+            self.audit.note("failed", by, over=over, what="reload", why=str(error))
             raise
         self.reloads += 1
-        self._changed(by, what="reload")
+        self._changed(by, over=over, what="reload")
 
-    async def ban(self, kind: Kind, name: str, *, for_ms: int, why: str, by: str) -> Ban:
+    async def ban(self, kind: Kind, name: str, *, for_ms: int, why: str, by: Subject, over: str = "") -> Ban:
         """Make a ban, end what it concerns, and return when the ban is durable.
 
         See `Bans.add` and `Bans.save` for the errors; what it concerns ends with OSError too.
         """
         ban = self.bans.add(kind, name, for_ms=for_ms, why=why)
-        self._changed(by, what="ban", of=kind, name=ban.name, until_ms=ban.until_ms or None, why=why)
+        self._changed(by, over=over, what="ban", of=kind, name=ban.name, until_ms=ban.until_ms or None, why=why)
         await self.bans.save()
         return ban
 
-    async def lift(self, kind: Kind, name: str, *, by: str) -> Ban:
+    async def lift(self, kind: Kind, name: str, *, by: Subject, over: str = "") -> Ban:
         """Lift a ban, and return when that is durable. See `Bans.lift` and `Bans.save` for the errors."""
         try:
             ban = self.bans.lift(kind, name)
         except AccessInvalid:
             await self.bans.save()  # the file may still have it, if it could not be written when the ban was lifted
             raise
-        self._changed(by, what="lift", of=kind, name=ban.name)
+        self._changed(by, over=over, what="lift", of=kind, name=ban.name)
         await self.bans.save()
         return ban
 
@@ -190,7 +191,7 @@ class AccessControl:
                 tokens.take_fetched(self._files.tokens)
         return _Files(load_access_policy(Path(options.file)) if options.file else None, passwords, tokens)
 
-    def _changed(self, by: str, **values: object) -> None:
-        self.audit.note("changed", Subject(by), **values)
+    def _changed(self, by: Subject, **values: object) -> None:
+        self.audit.note("changed", by, **values)
         for changed in self.on_change:
             changed()

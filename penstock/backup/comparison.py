@@ -15,7 +15,8 @@ Both must hold the same rows, with these exceptions, which follow from what an i
   each must be the one of its record. That one is missing can't be seen, nor that one of a dropped record has changed.
 - How delayed messages are divided into rows depends on time too. `timercomparison` compares them one by one.
 - An expiry deletes the row of a late dispatch when it has carried the messages forward. So the stored index may lack such rows.
-- Retained messages that expire are given up without a record. `settle` does so in both indexes, as of the same time.
+- Retained messages that expire are given up without a record. `expire_retained` does so in both
+  indexes, as of the same time.
 - Transient queues end with the process. A start has deleted them from both.
 
 How pending delayed messages are divided into rows depends on when commits were made and on how far time has gone. So they are
@@ -186,12 +187,8 @@ def stale_pinned(store: Store) -> int:
     return stale
 
 
-def settle(parts: NodeParts, now_ms: int) -> None:
-    """Do what a recovered node would do in time: fill queues, and forget what refers to dropped records and what has expired.
-
-    It appends little. Retained messages that have expired at `now_ms`, in ms since 1970, are given up.
-    """
-    store = parts.store
+def settle(store: Store) -> None:
+    """Do what a recovered store would do in time: fill queues, and forget what refers to dropped records. It appends little."""
     store.commit()
     while store.queues.backfill():
         store.commit()
@@ -199,9 +196,13 @@ def settle(parts: NodeParts, now_ms: int) -> None:
     for _ in store.retention.forget_dropped():
         pass
     store.commit()
+
+
+def expire_retained(parts: NodeParts, now_ms: int) -> None:
+    """Give up the retained messages that have expired at `now_ms`, in ms since 1970, as a node does in time."""
     while parts.retained.end_expired(now_ms):
-        store.commit()
-    store.commit()
+        parts.store.commit()
+    parts.store.commit()
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path
 from penstock.access import bans
 from penstock.access.errors import AccessInvalid
 from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup
-from penstock.backup.comparison import Difference, compare, settle, stale_pinned
+from penstock.backup.comparison import Difference, compare, expire_retained, settle, stale_pinned
 from penstock.backup.copying import CHUNK_BYTES, Copier, CopyFiles, CopyMeter, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
@@ -278,7 +278,8 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
         if actual is None:
             return
         now_ms = expected.store.now_ms()
-        settle(expected, now_ms)
+        settle(expected.store)
+        expire_retained(expected, now_ms)
         found.has_index = True
         try:
             stale = stale_pinned(actual.store)
@@ -287,7 +288,8 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
                     f"{stale} pinned entries name records that nothing carries forward, as after a kill during an expiry; the "
                     "next expiry deletes them"
                 )
-            settle(actual, now_ms)
+            settle(actual.store)
+            expire_retained(actual, now_ms)
             _compare(actual.store, expected.store, found, meter)
         except (OSError, DiskFull):
             raise

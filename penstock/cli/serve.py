@@ -171,10 +171,12 @@ def _reload(node: Node, supervisor: Supervisor) -> None:
     """Let a node read its files again, and log it if one is not valid: then the old ones stay in force."""
     import structlog
 
+    from penstock.access.subject import Subject
+
     logger = structlog.get_logger("node")
     supervisor.reloading()
     try:
-        node.reload("SIGHUP")
+        node.reload(Subject("SIGHUP"))
     except AccessInvalid as error:
         logger.error("access.not_reloaded", why=str(error))
     else:

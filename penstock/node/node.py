@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from penstock import __version__
 from penstock.access.control import AccessControl
+from penstock.access.subject import Subject
 from penstock.cluster.bootstrap import install_snapshot
 from penstock.cluster.errors import RelayRefused
 from penstock.cluster.frames import POP_LISTENER, RelayPayload
@@ -517,7 +518,7 @@ class Node:
         more = {f"mqtt.{each.name}": str(each) for each in self.gateway.listeners if each.name != PLAIN_NAME}
         return {"mqtt": OFF if self.config.mqtt.listen == OFF else str(self.mqtt), **more}
 
-    def reload(self, by: str = OWNER.user) -> None:
+    def reload(self, by: Subject = OWNER, over: str = "") -> None:
         """Read certificates, rules, users and keys again, and apply them to what clients are doing.
 
         Raises:
@@ -527,7 +528,7 @@ class Node:
         self.gateway.listeners.reload()
         self._admin.reload()
         self._pop_server.reload()
-        self.access.reload(by)
+        self.access.reload(by, over)
 
     def state(self) -> dict[str, Any]:
         """Return what `/api/v1/state` shows of this node."""

@@ -15,6 +15,7 @@ import pytest
 from penstock import BatchFailed, Client
 from penstock.access.bans import FILE as BANS
 from penstock.access.bans import read_bans
+from penstock.access.subject import Subject
 from penstock.backup import source
 from penstock.backup.backup import lock_backup
 from penstock.backup.copying import Pace, SystemCopyFiles
@@ -102,7 +103,7 @@ class BanningFiles(SystemCopyFiles):
         super().mkdir(path)
 
     async def _ban(self) -> None:
-        await self._node.access.ban("user", "later", for_ms=0, why="a file of another length", by="test")
+        await self._node.access.ban("user", "later", for_ms=0, why="a file of another length", by=Subject("test"))
 
 
 async def test_a_backup_has_the_bans_of_its_moment_and_a_restored_node_holds_them(
@@ -116,12 +117,12 @@ async def test_a_backup_has_the_bans_of_its_moment_and_a_restored_node_holds_the
         await fill(node, 0, 10)
         await make_backup_beside(node, directory)
         assert restored_bans("without") == []
-        await node.access.ban("user", "mallory", for_ms=0, why="floods", by="test")
+        await node.access.ban("user", "mallory", for_ms=0, why="floods", by=Subject("test"))
         await make_backup_beside(node, directory, files=BanningFiles(node))
         assert verify(directory, meter=Readings()).is_good
         assert restored_bans("beside") == ["mallory"]
         assert (tmp_path / "beside" / BANS).stat().st_mode & 0o777 == 0o600
-        await node.access.lift("user", "mallory", by="test")
+        await node.access.lift("user", "mallory", by=Subject("test"))
     make_backup(data_dir, directory)
     assert restored_bans("stopped") == ["later"]
     async with running(tmp_path / "beside") as again:
@@ -370,7 +371,7 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         async with running(data_dir, retention_bytes=1024 * KIB) as node:
             await fill(node, 0, 200)
             await until(lambda: node.store.retention.snapshots)
-            await node.access.ban("address", "10.0.0.7", for_ms=0, why="", by="test")
+            await node.access.ban("address", "10.0.0.7", for_ms=0, why="", by=Subject("test"))
 
     asyncio.run(run())
     return data_dir

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock import Client, group_settings
+from penstock.access.subject import Subject
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.waiting import until
 from tests.worker.accessfile import access_file
@@ -217,7 +218,7 @@ async def test_wrong_tokens_and_filters_are_told(tmp_path: Path) -> None:
     async with Node(tmp_path / "data", access=path) as node, worker(node.target, token="wrong") as javascript:
         await until(lambda: "show a token" in javascript.log)
         access_file(path, "wrong")
-        node.access.reload("test")
+        node.access.reload(Subject("test"))
         await until(lambda: "gets messages again" in javascript.log)
         assert javascript.log.count("show a token") == 1
     async with Node(tmp_path / "other") as node, worker(node.target, group="a/b") as javascript:

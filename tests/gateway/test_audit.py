@@ -12,6 +12,7 @@ import jwt
 import pytest
 
 from penstock.access.options import AccessControlOptions, TokenOptions
+from penstock.access.subject import Subject
 from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.gateway.protocol.packets import CONNACK
 from penstock.gateway.protocol.properties import Property, write_properties
@@ -103,7 +104,7 @@ class Refusal:
 
 def ban(kind: Any, name: str) -> Before:
     async def before(broker: Broker) -> None:
-        await broker.node.access.ban(kind, name, for_ms=0, why="", by="test")
+        await broker.node.access.ban(kind, name, for_ms=0, why="", by=Subject("test"))
 
     return before
 
@@ -328,7 +329,7 @@ async def test_a_client_that_comes_and_goes_has_two_lines(start: StartBroker, au
         broker.node.gateway.disconnect("client", "dev")
 
     async def is_banned(_client: Any) -> None:
-        await broker.node.access.ban("user", "ann", for_ms=0, why="", by="test")
+        await broker.node.access.ban("user", "ann", for_ms=0, why="", by=Subject("test"))
 
     gone = await leave(says_so)
     assert (gone["why"], gone.get("reason")) == ("the client has sent a DISCONNECT", None)

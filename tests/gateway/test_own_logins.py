@@ -16,6 +16,7 @@ from jwt.algorithms import ECAlgorithm
 
 from penstock.access.options import TokenOptions
 from penstock.access.passwords import PasswordFile
+from penstock.access.subject import Subject
 from penstock.gateway.auth.loop_thread import LOGIN_NICENESS
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
@@ -239,7 +240,7 @@ async def test_a_fetched_key_set_without_a_key_disconnects_the_clients_of_that_k
 
 async def test_a_ban_of_a_user_outlasts_a_new_login(broker: Broker) -> None:
     ann, _ = await login(broker, "ann", "anns password")
-    await broker.node.access.ban("user", "ann", for_ms=0, why="", by="test")
+    await broker.node.access.ban("user", "ann", for_ms=0, why="", by=Subject("test"))
     assert (await ann.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
     assert (await login(broker, "ann", "anns password"))[1] == ReasonCode.BANNED
 

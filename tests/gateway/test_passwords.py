@@ -10,6 +10,7 @@ import argon2
 import pytest
 from argon2 import PasswordHasher
 
+from penstock.access.subject import Subject
 from penstock.gateway.auth.verified import Verified, VerifiedCredentials
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.packets import CONNACK
@@ -200,13 +201,13 @@ async def test_a_changed_password_and_a_deleted_user_count_at_once(
     for user in ("ann", "bob"):
         await leave(broker, await enter(broker, user, f"{user}s password"))
     write(passwords, ann="another password")
-    broker.node.access.reload("test")
+    broker.node.access.reload(Subject("test"))
     for user in ("ann", "bob"):
         assert await (await login(broker, "c", user, f"{user}s password")).ended() == [BAD_PASSWORD]
     await leave(broker, await enter(broker, "ann", "another password"))
     compared = len(hashes.compared)
     append(passwords, f"bob:{QUICK.hash('bobs password')}")
-    broker.node.access.reload("test")
+    broker.node.access.reload(Subject("test"))
     await leave(broker, await enter(broker, "ann", "another password"))
     assert len(hashes.compared) == compared, "another user's change does not matter"
 

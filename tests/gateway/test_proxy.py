@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.access.subject import Subject
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions, LimitOptions, ListenerOptions
 from penstock.gateway.protocol.packets import CONNACK
@@ -125,7 +126,7 @@ async def test_bans_limits_and_strikes_go_by_the_address_that_the_proxy_states(s
     second = await broker.connect("second", listener="proxied", head=VALID["v1 IPv4 inside IPv6"][0], accepted=False)
     assert await second.ended() == []
     assert broker.listener("proxied").admission.refused == {"source_connections": 1}
-    await broker.node.access.ban("address", "2001:db8::/32", for_ms=0, why="", by="test")
+    await broker.node.access.ban("address", "2001:db8::/32", for_ms=0, why="", by=Subject("test"))
     banned = await broker.connect("other", listener="proxied", head=other, accepted=False)
     assert await banned.receive() == REFUSED
 

@@ -238,7 +238,7 @@ async def test_a_will_that_is_no_longer_allowed_is_not_published(broker: Broker,
     for name in ("sensor-1", "sensor-2", "sensor-3"):
         await broker.connect(name, f"plant/{name}/gone".encode(), b"x", flags=CLEAN | WILL)
     leave("sensor-1")
-    await broker.node.access.ban("client", "sensor-2", for_ms=0, why="", by="test")
+    await broker.node.access.ban("client", "sensor-2", for_ms=0, why="", by=Subject("test"))
     await until(lambda: len(broker.node.gateway.clients) == 1)
     write(file, RULES.replace('"plant/%c/#"', '"p/%c/#"'))
     broker.node.reload()
@@ -272,13 +272,13 @@ async def test_an_invalid_file_changes_nothing(broker: Broker, file: Path) -> No
 @pytest.mark.parametrize(("kind", "name"), [("client", "viewer"), ("address", "127.0.0.0/8")])
 async def test_a_ban_disconnects_and_keeps_away(broker: Broker, tmp_path: Path, kind: Any, name: str) -> None:
     viewer = await broker.connect_5("viewer")
-    await broker.node.access.ban(kind, name, for_ms=60_000, why="", by="test")
+    await broker.node.access.ban(kind, name, for_ms=60_000, why="", by=Subject("test"))
     assert (await viewer.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
     client = await broker.connect_5("viewer", accepted=False)
     assert (await client.connack())[0] == ReasonCode.BANNED
     (refused,) = audit(tmp_path, "refused")
     assert (refused["client"], refused["address"]) == ("viewer", "127.0.0.1")
-    await broker.node.access.lift(kind, name, by="test")
+    await broker.node.access.lift(kind, name, by=Subject("test"))
     await broker.connect_5("viewer")
     assert [line["what"] for line in audit(tmp_path, "changed")] == ["ban", "lift"]
     assert len(audit(tmp_path, "connected")) == 2

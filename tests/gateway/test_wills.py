@@ -15,6 +15,7 @@ from jwt.algorithms import ECAlgorithm
 
 from penstock.access.options import TokenOptions
 from penstock.access.passwords import PasswordFile
+from penstock.access.subject import Subject
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway.brokers import StartBroker
@@ -89,7 +90,7 @@ Change = Callable[[Broker, Path], object]
 
 
 def ban(kind: Any, name: str) -> Change:
-    return lambda broker, _: broker.node.access.ban(kind, name, for_ms=0, why="", by="test")
+    return lambda broker, _: broker.node.access.ban(kind, name, for_ms=0, why="", by=Subject("test"))
 
 
 async def made(change: object) -> None:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.access.control import AccessControl
 from penstock.access.options import AccessControlOptions, TokenOptions
+from penstock.access.subject import Subject
 from penstock.node import adminaccess
 from penstock.node.admin import Admin, NodeViews
 from penstock.node.adminoptions import AdminOptions
@@ -145,7 +146,7 @@ async def test_a_password_that_was_right_is_wrong_after_it_has_changed(start: St
     listening = await start(EVERYWHERE)
     assert await listening.log_in("ann", PASSWORD) == 200
     (tmp_path / "passwords").write_text(f"ann:{CHEAP.hash('another')}\n")
-    listening.access.reload("test")
+    listening.access.reload(Subject("test"))
     assert await listening.log_in("ann", PASSWORD) == 401
     assert await listening.log_in("ann", "another") == 200
 
@@ -166,7 +167,7 @@ async def test_a_password_that_changes_while_it_is_hashed_is_wrong(
     waiting = asyncio.create_task(listening.log_in("ann", PASSWORD))
     await is_right.wait()
     (tmp_path / "passwords").write_text(f"ann:{CHEAP.hash('another')}\n")
-    listening.access.reload("test")
+    listening.access.reload(Subject("test"))
     may_go_on.set()
     assert await waiting == 401
 
@@ -182,17 +183,17 @@ async def test_a_signed_token_brings_its_roles(start: Start) -> None:
 async def test_a_banned_address_gets_nothing_and_costs_no_hash(start: Start) -> None:
     listening = await start(EVERYWHERE)
     assert await listening.log_in("ann", PASSWORD) == 200
-    await listening.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
+    await listening.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by=Subject("test"))
     for status in (await listening.log_in("ann", "wrong"), await listening.show("s3cret"), await listening.ask(METRICS)):
         assert status == 403  # 401 would mean that the password was hashed
     assert await listening.ask("/healthz") == 200
-    await listening.access.lift("address", "127.0.0.0/8", by="test")
+    await listening.access.lift("address", "127.0.0.0/8", by=Subject("test"))
     assert await listening.log_in("ann", PASSWORD) == 200
 
 
 async def test_whoever_is_banned_gets_nothing(start: Start) -> None:
     listening = await start(EVERYWHERE)
-    await listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
+    await listening.access.ban("user", "prometheus", for_ms=0, why="", by=Subject("test"))
     assert await listening.show("s3cret") == 403
 
 
@@ -217,7 +218,7 @@ async def test_each_request_that_is_refused_has_a_line_in_the_audit_log(
     start: Start, tmp_path: Path, status: int, headers: dict[str, str], line: dict[str, str] | None
 ) -> None:
     listening = await start(EVERYWHERE, hosts=("admin.example.org",))
-    await listening.access.ban("user", "prometheus", for_ms=0, why="", by="test")
+    await listening.access.ban("user", "prometheus", for_ms=0, why="", by=Subject("test"))
     method = "POST" if "Origin" in headers else "GET"
     assert await listening.ask(method=method, **headers) == status
     found = [json.loads(each) for each in (tmp_path / "audit").read_text().splitlines()][1:]
@@ -336,7 +337,7 @@ async def test_wrong_credentials_are_refused_also_where_none_are_needed(start: S
             assert await listening.ask(path, **headers) == 200
     assert await listening.log_in("ann", PASSWORD) == 200
     assert await listening.show("b1lling") == 200, "it needs no role there"
-    await listening.access.ban("user", "billing", for_ms=0, why="", by="test")
+    await listening.access.ban("user", "billing", for_ms=0, why="", by=Subject("test"))
     assert await listening.show("b1lling") == 403, "it counts for whom it names"
     without = await start(has_access=False)
     assert await without.show("guess") == 200, "a node that knows nobody can't tell"

@@ -60,9 +60,11 @@ async def test_a_client_is_listed_shown_disconnected_and_banned(
     status, said = await run("clients", "ban", "sensor-7", "--for", "1h", "--why", "floods", role="admin")
     assert (status, said.splitlines()[-1].startswith("banned sensor-7 until 2")) == (0, True)
     assert (await (await broker.connect_5("sensor-7", accepted=False)).connack())[0] == ReasonCode.BANNED
-    assert [(line["user"], line["what"]) for line in audited(broker) if line["event"] == "changed"][-2:] == [
-        ("operator", "kickClient"),
-        ("admin", "ban"),
+    assert [
+        (line["user"], line["what"], line["over"], line["address"]) for line in audited(broker) if line["event"] == "changed"
+    ][-2:] == [
+        ("operator", "kickClient", "admin", "127.0.0.1"),
+        ("admin", "ban", "admin", "127.0.0.1"),
     ]
 
 

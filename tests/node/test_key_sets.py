@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from penstock.access.control import AccessControl
 from penstock.access.identity import KeysUnavailable, TokenInvalid
 from penstock.access.options import AccessControlOptions, TokenOptions
+from penstock.access.subject import Subject
 from penstock.node.keysets import BYTES_MAX, KeySetFetcher
 from tests.waiting import until
 
@@ -114,5 +115,5 @@ async def test_the_keys_stay_while_the_authority_is_away(
     seen = authority.asked
     await until(lambda: authority.asked > seen)
     assert verify(access, OLD, "1") == "ann"
-    access.reload("test")
+    access.reload(Subject("test"))
     assert verify(access, OLD, "1") == "ann"

@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock import Client, Security, SyncClient, group_settings
 from penstock.access.errors import AccessInvalid
 from penstock.access.options import TokenOptions
+from penstock.access.subject import Subject
 from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES, TIMER_RULES
 from penstock.pop.options import PopOptions
@@ -176,7 +177,7 @@ async def test_a_stream_ends_with_the_token_of_its_caller_and_a_pop_that_waits_w
             waiting = asyncio.create_task(lasting.pop(FILTER, group="g", wait=60.0))
             await node.until(lambda: any(group.polls for group in node.core.groups))
             rules.write_text('[[rule]]\nallow = "all"\ntopics = ["other/#"]\ngroups = ["*"]\n')
-            node.access.reload("test")
+            node.access.reload(Subject("test"))
             with pytest.raises(NotPermitted, match="may not pop"):
                 await waiting
         assert not any(group.polls for group in node.core.groups)
@@ -207,12 +208,12 @@ async def test_a_banned_user_is_refused_and_its_stream_ends(node: Node) -> None:
         await client.send(TOPIC, b"a")
         (await anext(aiter(messages))).ack()
         await node.until(lambda: is_settled(node))
-        await node.access.ban("user", "billing", for_ms=0, why="", by="test")
+        await node.access.ban("user", "billing", for_ms=0, why="", by=Subject("test"))
         with pytest.raises(NotPermitted, match="banned"):
             await anext(aiter(messages))
         with pytest.raises(NotPermitted, match="banned"):
             await client.send(TOPIC, b"a")
-        await node.access.lift("user", "billing", by="test")
+        await node.access.lift("user", "billing", by=Subject("test"))
         await client.send(TOPIC, b"a")
 
 
@@ -224,7 +225,7 @@ async def test_a_ban_of_an_address_holds_without_an_access_file(tmp_path: Path) 
         async with client.stream(FILTER, group="billing") as messages:
             (await anext(aiter(messages))).ack()
             await node.until(lambda: is_settled(node))
-            await node.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
+            await node.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by=Subject("test"))
             with pytest.raises(NotPermitted, match=r"address 127\.0\.0\.0/8 is banned"):
                 await anext(aiter(messages))
         with pytest.raises(NotPermitted, match="banned"):
@@ -234,7 +235,7 @@ async def test_a_ban_of_an_address_holds_without_an_access_file(tmp_path: Path) 
             with pytest.raises(NotPermitted, match="banned"):
                 await refused
         assert node.store.messages_stored == stored
-        await node.access.lift("address", "127.0.0.0/8", by="test")
+        await node.access.lift("address", "127.0.0.0/8", by=Subject("test"))
         await client.send(TOPIC, b"b")
 
 
@@ -250,7 +251,7 @@ async def test_a_ban_of_a_user_holds_without_an_access_file_for_callers_with_its
 
         async with client("ann") as ann, client("bob") as bob:
             await ann.send(TOPIC, b"a")
-            await node.access.ban("user", "ann", for_ms=0, why="", by="test")
+            await node.access.ban("user", "ann", for_ms=0, why="", by=Subject("test"))
             with pytest.raises(NotPermitted, match="user ann is banned"):
                 await ann.send(TOPIC, b"a")
             await bob.send(TOPIC, b"a")
@@ -375,14 +376,14 @@ async def test_a_right_that_is_withdrawn_ends_calls_and_streams(node: Node, tmp_
         (await anext(aiter(messages))).ack()
         await node.until(lambda: is_settled(node))
         (tmp_path / "access.toml").write_text(FILE.replace('read = ["plant/#"]', 'read = ["other/#"]'))
-        node.access.reload("test")
+        node.access.reload(Subject("test"))
         with pytest.raises(NotPermitted, match="may not pop"):
             await anext(aiter(messages))
         with pytest.raises(NotPermitted):
             await client.pop(FILTER, group="billing")
         (tmp_path / "access.toml").write_text(FILE.replace("billing", "biling").replace("[[principal]]", "[[principle]]"))
         with pytest.raises(AccessInvalid, match="principle"):
-            node.access.reload("test")
+            node.access.reload(Subject("test"))
         await client.send(TOPIC, b"a")  # by what the file said before
 
 
@@ -399,12 +400,12 @@ async def test_a_producer_is_asked_about_the_messages_that_it_may_send_and_nobod
         waiting = asyncio.create_task(client.transactions.poll("shop", wait=60.0))
         await node.until(lambda: node.transactions.waiting == 1)
         (tmp_path / "access.toml").write_text(FILE.replace('write = ["plant/#"]', 'write = ["other/#"]'))
-        node.access.reload("test")
+        node.access.reload(Subject("test"))
         ask()
         assert await client.transactions.poll("shop") == []
         assert not waiting.done()
         (tmp_path / "access.toml").write_text(FILE)
-        node.access.reload("test")
+        node.access.reload(Subject("test"))
         ask()
         assert [each.message_id for each in await waiting] == [begun.message_id]
         await client.transactions.end(asked.transaction_handle, commit=True)

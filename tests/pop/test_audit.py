@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from penstock import Client, Security
 from penstock.access.options import AccessControlOptions
+from penstock.access.subject import Subject
 from penstock.pop.errors import NotPermitted
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES, TIMER_RULES
 from penstock.pop.proto import pop_pb2 as pb
@@ -302,7 +303,7 @@ async def test_a_caller_that_nobody_knows_or_that_is_banned_has_one_line_that_sa
     audited: Audited, caller: str
 ) -> None:
     if caller == "banned":
-        await audited.node.access.ban("user", "owner", for_ms=0, why="", by="test")
+        await audited.node.access.ban("user", "owner", for_ms=0, why="", by=Subject("test"))
         audited.lines()
     for name in METHODS:
         request = DENIED[name].request(audited) if name in DENIED else OPEN[name](audited)
@@ -323,7 +324,7 @@ async def test_a_stream_whose_caller_loses_the_right_has_a_line(audited: Audited
         await client.send(QUIET, b"a")
         await anext(aiter(messages))
         (tmp_path / "access.toml").write_text(FILE.replace('read = ["plant/#"', 'read = ["other/#"'))
-        audited.node.access.reload("test")
+        audited.node.access.reload(Subject("test"))
         with pytest.raises(NotPermitted):
             await anext(aiter(messages))
     line = audited.lines()[-1]

@@ -181,7 +181,7 @@ def test_a_survey_goes_on_where_a_start_of_the_node_has_cut_the_last_segment(
     cut = list(log.records())[25].position
     find_tail = segments.find_tail
 
-    def cutting(path: str, base: int, known: int | None = None) -> segments.MessageTail:
+    def cutting(path: str, base: int, known: int | None = None) -> segments.LogTail:
         if path == str(last):
             content = last.read_bytes()
             (last.parent / f"{cut:020d}.log").write_bytes(content[cut - int(last.stem) :])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock import Client, GroupSettings, Message, Security, Worker, group_settings
+from penstock.access.subject import Subject
 from penstock.pop.errors import RequestInvalid
 from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, StoreOptions
@@ -120,19 +121,19 @@ async def test_a_worker_whose_token_is_wrong_says_so_and_goes_on_when_it_is_righ
         async with running(worker) as task:
             await until(lambda: "token" in str(worker.problems))
             access_file(path, "s3cret")
-            node.access.reload("test")
+            node.access.reload(Subject("test"))
             await until(lambda: node.core.waiting == 1 and not worker.problems)
 
             node.publish(b"x")
             await until(lambda: seen)
             access_file(path, "another")
-            node.access.reload("test")
+            node.access.reload(Subject("test"))
             release.set()
             await until(lambda: worker.problems and counts(worker).failed == 1)
             assert not task.done(), "a message that can't be returned ends no worker"
 
             access_file(path, "s3cret")
-            node.access.reload("test")
+            node.access.reload(Subject("test"))
             await until(lambda: not worker.problems)
             node.advance(31_000)  # It could not be returned, so it comes back at its deadline.
             await until(lambda: len(seen) == 2)

@@ -93,7 +93,7 @@ class AccessOperations:
 
     Parameters:
         access: of the node.
-        reload: reads all files again that may change while the node runs, on behalf of a user. Raises AccessInvalid.
+        reload: reads all files again that may change while the node runs, for a caller and over what. Raises AccessInvalid.
         rechecked: returns when a change is in force for all clients.
         disconnect: ends the connections of MQTT clients.
         end_calls: ends calls and streams over gRPC.
@@ -102,7 +102,7 @@ class AccessOperations:
     def __init__(
         self,
         access: AccessControl,
-        reload: Callable[[str], None],
+        reload: Callable[[Subject, str], None],
         rechecked: Callable[[], Awaitable[None]],
         disconnect: Kick,
         end_calls: Kick,
@@ -181,7 +181,7 @@ class AccessOperations:
         """Make a ban."""
         asked: BanRequest = call.body
         call.noted |= {"of": asked.kind, "name": asked.name}
-        shown = await make_ban(self._access, asked, by=call.subject.user)
+        shown = await make_ban(self._access, asked, call)
         await self._rechecked()
         return shown
 
@@ -189,7 +189,7 @@ class AccessOperations:
         """Lift a ban."""
         kind, name = _kind(call.path["kind"]), call.path["name"]
         try:
-            return _shown(await self._access.lift(kind, name, by=call.subject.user))
+            return _shown(await self._access.lift(kind, name, by=call.subject, over=call.over))
         except AccessInvalid as error:
             raise ApiError(HTTPStatus.NOT_FOUND, str(error)) from error
         except OSError as error:
@@ -224,7 +224,7 @@ class AccessOperations:
     async def reload(self, call: ApiCall) -> AccessReloaded:
         """Read the files again."""
         try:
-            self._reload_files(call.subject.user)
+            self._reload_files(call.subject, call.over)
         except AccessInvalid as error:
             raise ApiError(HTTPStatus.CONFLICT, f"nothing has changed: {error}") from error
         await self._rechecked()
@@ -236,10 +236,12 @@ class AccessOperations:
         )
 
 
-async def make_ban(access: AccessControl, asked: BanRequest, *, by: str) -> BanShown:
-    """Make a ban on behalf of a user, and return it. Raises ApiError if it can't be made or saved."""
+async def make_ban(access: AccessControl, asked: BanRequest, call: ApiCall) -> BanShown:
+    """Make the ban that a call asks for, and return it. Raises ApiError if it can't be made or saved."""
     try:
-        return _shown(await access.ban(asked.kind, asked.name, for_ms=asked.for_ms, why=asked.why, by=by))
+        return _shown(
+            await access.ban(asked.kind, asked.name, for_ms=asked.for_ms, why=asked.why, by=call.subject, over=call.over)
+        )
     except AccessInvalid as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, str(error)) from error
     except OSError as error:

@@ -264,7 +264,7 @@ class ClientOperations:
         """Ban a client id."""
         asked: ClientBanRequest = call.body
         request = BanRequest(kind="client", name=call.path["client_id"], for_ms=asked.for_ms, why=asked.why)
-        shown = await make_ban(self._access, request, by=call.subject.user)
+        shown = await make_ban(self._access, request, call)
         await self._gateway.rechecked()
         return shown
 

@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from penstock import Client, Security, group_settings
+from penstock.access.subject import Subject
 from penstock.install import install_hint
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
@@ -763,7 +764,7 @@ async def test_a_call_that_waits_ends_when_its_caller_may_no_longer_read(guarded
         groups = guarded.core.groups
         await guarded.until(lambda: any(group.polls or len(group.queue.watchers) == 2 for group in groups))
         (tmp_path / "access.toml").write_text(FILE.replace('read = ["plant/#"]', 'read = ["other/#"]'))
-        guarded.access.reload("a test")
+        guarded.access.reload(Subject("a test"))
         guarded.publish(b"secret", topic="plant/1")
         assert await asyncio.wait_for(waiting, WAIT_S_MAX) == Code.FORBIDDEN
         assert not any(group.polls for group in groups)
@@ -780,7 +781,7 @@ async def test_a_producer_that_may_no_longer_send_is_shown_no_half_message(guard
         clients = guarded.rocketmq.clients
         assert clients.publisher_of(TOPIC, 0) is not None
         (tmp_path / "access.toml").write_text(FILE.replace('write = ["plant/#"]', "write = []"))
-        guarded.access.reload("a test")
+        guarded.access.reload(Subject("a test"))
         assert clients.publisher_of(TOPIC, 0) is None
         stream.cancel()
 
@@ -829,11 +830,11 @@ async def test_bans_and_kicks_hold_without_an_access_file(tmp_path: Path) -> Non
         assert node.kick("client", "c1") == 1
         assert [command.status.code async for command in commands(stream)][-1:] == [Code.TOO_MANY_REQUESTS]
         assert (await caller.send(outgoing())).status.code == Code.OK
-        await node.access.ban("client", "c1", for_ms=0, why="", by="test")
+        await node.access.ban("client", "c1", for_ms=0, why="", by=Subject("test"))
         refused = await caller.send(outgoing())
         assert (refused.status.code, "client c1 is banned" in refused.status.message) == (Code.FORBIDDEN, True)
         assert (await other.send(outgoing())).status.code == Code.OK
-        await node.access.ban("address", "127.0.0.1", for_ms=0, why="", by="test")
+        await node.access.ban("address", "127.0.0.1", for_ms=0, why="", by=Subject("test"))
         assert [command.status.code async for command in commands(others)][-1:] == [Code.FORBIDDEN]
         assert (await other.send(outgoing())).status.code == Code.FORBIDDEN
     assert node.store.messages_stored == 2
