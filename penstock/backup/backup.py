@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -91,15 +92,16 @@ def back_up(
         raise BackupFailed(f"{directory} is in the data directory {data_dir}; name a directory elsewhere, best on another disk")
     refuse_file(directory, files)
     make_directory(files, directory)
+    _refuse_others(directory, files)
     with lock_backup(directory):
-        before = _previous(directory, files)
+        before = load_manifest(directory, files) if is_backup(directory, files) else None
         kept = {file.stored for file in before.files} if before is not None else set()
-        _delete_others(directory, kept, files)
+        number = before.round + 1 if before is not None else 1
+        _delete_others(directory, number, kept, files)
         with source_of(data_dir, files) as source:
             if before is not None:
                 _check_succession(directory, before, source)
-            number = before.round + 1 if before is not None else 1
-            folder = directory / f"{number:0{ROUND_DIGITS}d}"
+            folder = directory / _folder_of(number)
             run = _Round(
                 folder, before.by_path() if before is not None else {}, files, meter, pace or Pace(), may_link=may_link
             )
@@ -112,7 +114,7 @@ def back_up(
                 with suppress(OSError, BackupInvalid):  # the next backup deletes what is left
                     _discard(directory, folder, files)
                 raise
-        deleted = _delete_others(directory, {file.stored for file in stored}, files)
+        deleted = _delete_others(directory, number, {file.stored for file in stored}, files)
     seconds = time.monotonic() - began_s
     return BackupSummary(
         number,
@@ -162,15 +164,19 @@ def refuse_file(path: Path, files: CopyFiles) -> None:
         raise BackupFailed(f"{path} is not a directory; name a directory, or move the file away")
 
 
-def _previous(directory: Path, files: Files) -> Manifest | None:
+def _refuse_others(directory: Path, files: Files) -> None:
+    """Raise BackupFailed if a directory without a backup has what no backup has left there.
+
+    A first backup that was killed leaves the folder of its round beside its lock. The caller must not have made that lock.
+    """
     if is_backup(directory, files):
-        return load_manifest(directory, files)
-    foreign = [name for name in files.names(directory) if name not in _OWN and not _is_round(name)]
-    if foreign:
+        return
+    names = files.names(directory)
+    own = {*_OWN, _folder_of(1)} if LOCK_NAME in names else set(_OWN)
+    if foreign := sorted(set(names) - own):
         raise BackupFailed(
             f"{directory} is not empty and not a backup: it holds {foreign[0]}; name an empty or a new directory"
         )
-    return None
 
 
 def _check_succession(directory: Path, before: Manifest, source: Source) -> None:
@@ -197,8 +203,12 @@ def _discard(directory: Path, folder: Path, files: Files) -> None:
         files.rmtree(folder)
 
 
-def _is_round(name: str) -> bool:
-    return len(name) == ROUND_DIGITS and name.isdecimal()
+def _is_round(name: str, last: int) -> bool:
+    return len(name) == ROUND_DIGITS and name.isascii() and name.isdecimal() and 1 <= int(name) <= last
+
+
+def _folder_of(number: int) -> str:
+    return f"{number:0{ROUND_DIGITS}d}"
 
 
 def _manifest(data_dir: Path, number: int, source: Source, stored: list[StoredFile]) -> Manifest:
@@ -214,14 +224,14 @@ def _manifest(data_dir: Path, number: int, source: Source, stored: list[StoredFi
     )
 
 
-def _delete_others(directory: Path, kept: set[str], files: Files) -> int:
-    """Delete the files of rounds that are not to be kept, and the folders that get empty; return how many files.
+def _delete_others(directory: Path, last: int, kept: set[str], files: Files) -> int:
+    """Delete the files of rounds up to `last` that are not to be kept, and the folders that get empty; return how many files.
 
-    The manifest that names the others is made durable first.
+    The manifest that names the others is made durable first. Folders of later numbers, such as 20261130, are of somebody else.
     """
     files.sync_directory(directory)
     deleted = 0
-    for name in filter(_is_round, files.names(directory)):
+    for name in filter(partial(_is_round, last=last), files.names(directory)):
         stored = files.names(directory / name)
         others = [each for each in stored if f"{name}/{each}" not in kept]
         deleted += len(others)

@@ -400,6 +400,26 @@ def test_a_directory_with_other_files_is_left_alone(stopped: Path, directory: Pa
     assert (directory / "photo.jpg").read_text() == "holiday"
 
 
+@pytest.mark.parametrize("name", ["20261130", "00000001"])
+def test_folders_of_others_that_have_numbers_are_left_alone(stopped: Path, directory: Path, name: str) -> None:
+    dump = directory / name / "dump.sql"
+    dump.parent.mkdir(parents=True)
+    dump.write_text("rows")
+    for _ in range(2):
+        with pytest.raises(BackupFailed, match=f"is not empty and not a backup: it holds {name}"):
+            make_backup(stopped, directory)
+        assert dump.exists()
+
+
+def test_a_folder_of_others_that_is_put_into_a_backup_is_left_alone(stopped: Path, directory: Path) -> None:
+    make_backup(stopped, directory)
+    dump = directory / "20261130" / "dump.sql"
+    dump.parent.mkdir()
+    dump.write_text("rows")
+    make_backup(stopped, directory)
+    assert dump.exists()
+
+
 async def test_a_backup_of_another_data_directory_is_left_alone(stopped: Path, directory: Path, tmp_path: Path) -> None:
     make_backup(stopped, directory)
     before = load_manifest(directory, SYSTEM_FILES)
