@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from typing import Final
 
 from penstock.gateway.logbook import Logbook
@@ -13,7 +13,7 @@ from penstock.gateway.transport.proxy import UNKNOWN
 from penstock.gateway.transport.sources import Sources
 from penstock.gateway.transport.token_bucket import TokenBucket
 from penstock.gateway.transport.turns import Turns
-from penstock.store.space.causer import is_local, plain_address, source_of
+from penstock.store.space.causer import is_local, plain_address, plain_network, source_of
 
 HANDSHAKES_PER_TURN: Final = 16
 """Steps of handshakes, of all listeners, in one turn of the loop. A fleet that comes back at once sends hundreds at a time, and
@@ -59,7 +59,7 @@ class Admission:
         self._sources = sources
         self._logbook = logbook
         self._now_ms = now_ms
-        self._trusted = [ip_network(network) for network in options.proxy_from]
+        self._trusted = [plain_network(network) for network in options.proxy_from]
         self._rate = TokenBucket(options.connections_per_s)
         self._told = TokenBucket(options.connections_per_s)
         """Connections beyond the rate whose CONNECT the server answers with a refusal. There are as many again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -15,7 +15,7 @@ from penstock.access.errors import AccessInvalid
 from penstock.access.subject import Subject
 from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
 from penstock.store.sortednames import SortedNames
-from penstock.store.space.causer import plain_address
+from penstock.store.space.causer import plain_network
 
 FILE: Final = "bans.json"
 """Name of the file in the data directory."""
@@ -238,9 +238,9 @@ def _prefix(ban: Ban) -> tuple[tuple[int, int], int] | None:
 def network_name(text: str) -> str:
     """Return how an address or a network is written: a single address without the length of its prefix."""
     try:
-        network = ip_network(plain_address(text) if "/" not in text else text, strict=False)
         if "%" in text:
             raise ValueError("an address with a zone")
+        network = plain_network(text, strict=False)
     except ValueError as error:
         raise AccessInvalid(f"{text[:80]!r} is no address and no network such as 10.0.0.0/8") from error
     return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
@@ -256,7 +256,7 @@ def concerns(kind: Kind, name: str, subject: Subject) -> bool:
 def is_within(address: str, network: str) -> bool:
     """Return whether an IP address is one, or in a network. A text that is no address is in none, and no network has any."""
     try:
-        return ip_address(address) in ip_network(network, strict=False)
+        return ip_address(address) in plain_network(network, strict=False)
     except ValueError:
         return False
 
@@ -272,10 +272,9 @@ def read_bans(path: Path, files: Files = SYSTEM_FILES) -> list[Ban]:
             )
             if ban.kind not in KINDS or not well_typed:
                 raise ValueError(f"{ban} is no ban")
-            if ban.kind == "address":
-                ip_network(ban.name)
+        # Earlier versions have written networks of IPv4 inside IPv6 as they were given.
+        return [replace(ban, name=network_name(ban.name)) if ban.kind == "address" else ban for ban in found]
     except FileNotFoundError:
         return []
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AccessInvalid) as error:
         raise AccessInvalid(f"{path} is damaged ({error}); delete it to lift all bans") from error
-    return found

@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +52,7 @@ from penstock.access.policy import AccessPolicy, Grants, Principal, Role
 from penstock.access.rule import Network, Rule, Who
 from penstock.store import topics
 from penstock.store.errors import TopicInvalid
+from penstock.store.space.causer import plain_network
 
 SHA256_DIGITS: Final = 64
 
@@ -200,6 +200,6 @@ def _check_filters(where: str, filters: tuple[str, ...]) -> None:
 
 def _networks(where: str, row: dict[str, Any]) -> list[Network]:
     try:
-        return [ip_network(network) for network in _texts(where, row, "addresses")]
+        return [plain_network(network) for network in _texts(where, row, "addresses")]
     except ValueError as error:
         raise AccessInvalid(f'{where}: addresses must be networks such as "10.0.0.0/8": {error}') from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -25,6 +25,9 @@ LOCAL: Final = "local"
 
 NAME_BYTES_MAX: Final = 128
 """Bytes of a name that records and the ledger keep. MQTT allows names of 65,535 bytes."""
+
+_MAPPED_BITS: Final = 96
+"""Bits of an IPv6 address before the IPv4 address that is inside it."""
 
 _DIGEST_BYTES: Final = 8
 _CHAINS_REMEMBERED: Final = 16_384
@@ -74,6 +77,19 @@ def plain_address(host: str) -> str:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return str(address)
+
+
+def plain_network(text: str, *, strict: bool = True) -> IPv4Network | IPv6Network:
+    """Return a network as `plain_address` writes its addresses: one of IPv4 inside IPv6 (::ffff:10.0.0.0/104) is one of IPv4.
+
+    With `strict`, the address must have no bits beyond its prefix. Raises ValueError.
+    """
+    network = ip_network(text, strict=strict)
+    if isinstance(network, IPv6Network) and network.prefixlen >= _MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:
+            return IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
+    return network
 
 
 class AccountKind(IntEnum):

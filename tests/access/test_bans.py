@@ -35,6 +35,9 @@ def bans(tmp_path: Path, clock: ManualClock) -> Bans:
         ("address", "10.0.0.0/8", Subject(address="11.9.9.9"), False),
         ("address", "10.0.0.0/8", Subject(address=""), False),
         ("address", "10.0.0.0/8", Subject(address="a00::1"), False),
+        ("address", "::ffff:10.0.0.0/104", Subject(address="10.9.9.9"), True),
+        ("address", "::ffff:10.0.0.7/128", Subject(address="10.0.0.7"), True),
+        ("address", "::ffff:0:0/80", Subject(address="10.0.0.7"), False),
         ("address", "0.0.0.0/0", Subject(address="11.9.9.9"), True),
         ("address", "fd00::/8", Subject(address="fd00::1"), True),
         ("address", "fd00::/8", Subject(address="fe80::1"), False),
@@ -62,6 +65,14 @@ async def test_a_ban_ends_by_itself(tmp_path: Path, clock: ManualClock) -> None:
     found.add("user", "bob")
     await found.save()
     assert b"ann" not in (tmp_path / FILE).read_bytes()
+
+
+def test_networks_of_ipv4_inside_ipv6_from_earlier_versions_hold(tmp_path: Path, clock: ManualClock) -> None:
+    (tmp_path / FILE).write_text('[{"kind": "address", "name": "::ffff:a00:0/104", "since_ms": 0}]')
+    found = bans(tmp_path, clock)
+    assert found.of_address("10.1.1.1") is not None
+    found.lift("address", "::ffff:a00:0/104")
+    assert len(found) == 0
 
 
 async def test_a_ban_is_lifted(tmp_path: Path, clock: ManualClock) -> None:
