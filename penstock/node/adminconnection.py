@@ -24,7 +24,7 @@ SERVER: Final = "penstock"
 
 def _is_failure(record: logging.LogRecord) -> bool:
     """Return whether a line of aiohttp tells of a failure of the node, and not of bytes that are no HTTP."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
 
 
 _failures = logging.getLogger("aiohttp.server.admin")
@@ -50,6 +50,7 @@ class AdminConnection(RequestHandler):
             logger=_failures,
             access_log=cast(logging.Logger, None),  # scrapes and probes arrive every few seconds
             max_line_size=LINE_BYTES_MAX,
+            auto_decompress=False,  # a body that is encoded is refused
         )
         # By itself aiohttp reads 32 requests ahead, whose first lines may have a MiB each.
         self._max_msg_queue_size, self._msg_queue_resume_size = 1, 0

@@ -64,7 +64,12 @@ class Control:
         for (method, path), handler in self._routes.items():
             app.router.add_route(method, path, handler)
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True, max_line_size=LINE_BYTES_MAX
+            app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            handler_cancellation=True,
+            max_line_size=LINE_BYTES_MAX,
+            auto_decompress=False,  # a body that is encoded is refused
         )
         await runner.setup()
         try:

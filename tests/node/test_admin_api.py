@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.node.api.httpheads import PARAMETERS_MAX
 from penstock.node.api.operation import PageQuery
 from penstock.node.api.pages import page_by_name
 from penstock.node.controladdress import SOCKET
@@ -79,6 +80,13 @@ async def test_what_is_no_utf_8_in_percent_escapes_is_not_taken_literally(api: A
             assert await viewer.status("GET", target) == 400, target
 
 
+async def test_a_query_with_many_parameters_is_refused_before_they_are_decoded(api: Api) -> None:
+    many = "&".join(f"p{number}" for number in range(PARAMETERS_MAX + 1))
+    for path in ("/groups", "/timers", "/state"):
+        status, why = await api("viewer").refused("GET", f"{path}?{many}")
+        assert (status, f"more than {PARAMETERS_MAX} parameters" in why) == (400, True)
+
+
 async def test_a_body_that_is_no_json_is_refused(api: Api, broker: Broker) -> None:
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer admin"}) as session:
         url = f"http://{broker.node.admin}/api/v1/access/bans"
@@ -141,11 +149,14 @@ async def test_no_flood_hides_a_change(broker: Broker, api: Api) -> None:
     [
         (b"Authorization: Bearer \xff\r\n", b"{}", 401),
         (b"Authorization: Bearer admin\r\nContent-Encoding: gzip\r\n", b"{}", 415),
+        (b"Content-Encoding: gzip\r\n", b"{}", 401),
         (b"Authorization: Bearer admin\r\n", b'{"offset": 1' + b"0" * 30 + b"}", 400),
     ],
-    ids=["a token that is no ASCII", "an encoded body", "a number beyond 64 bits"],
+    ids=["a token that is no ASCII", "an encoded body", "an encoded body of nobody", "a number beyond 64 bits"],
 )
-async def test_odd_bytes_get_a_clear_answer(broker: Broker, headers: bytes, body: bytes, status: int) -> None:
+async def test_odd_bytes_get_a_clear_answer(
+    broker: Broker, headers: bytes, body: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     reader, writer = await asyncio.open_connection(broker.node.admin.host, broker.node.admin.port)
     head = b"POST /api/v1/groups/g/reset HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -154,6 +165,7 @@ async def test_odd_bytes_get_a_clear_answer(broker: Broker, headers: bytes, body
     writer.close()
     assert int(answer.split()[1]) == status, answer
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_pages_of_long_names_end_early() -> None:

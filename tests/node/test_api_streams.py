@@ -145,6 +145,19 @@ async def test_streams_have_a_bound_of_their_own(broker: Broker, api: Api, monke
         assert (await api(role).refused("GET", path))[0] == expected, path
 
 
+async def test_head_gets_no_lines_of_a_stream(broker: Broker, api: Api) -> None:
+    host, port = broker.node.admin.host, broker.node.admin.port
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"Host: {host}\r\nAuthorization: Bearer operator\r\n\r\n"
+    writer.write(f"HEAD /api/v1/streams/messages HTTP/1.1\r\n{head}GET /healthz HTTP/1.1\r\n{head}".encode())
+    async with asyncio.timeout(TIMEOUT_S):
+        answers = [await reader.readuntil(b"\r\n\r\n") for _ in range(2)]
+    writer.close()
+    assert [answer.split(b"\r\n")[0] for answer in answers] == [b"HTTP/1.1 200 OK"] * 2
+    assert [b"application/x-ndjson" in answer for answer in answers] == [True, False]
+    assert await api("operator").status("HEAD", "/streams/messages?per_s=0") == 400
+
+
 async def test_a_stream_makes_way_for_no_other_connection(broker: Broker, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adminsockets, "BUSY_S", 0.0)
     async with stream(broker, "metrics", interval_ms=500) as reader:

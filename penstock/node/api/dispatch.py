@@ -18,7 +18,7 @@ from penstock.access.subject import Subject
 from penstock.node.api.httpheads import check_target, unless_known, versions_of
 from penstock.node.api.openapi import PREFIX, document
 from penstock.node.api.operation import NUMBER_MAX, ApiCall, ApiError, ApiRole, Operation
-from penstock.node.api.streaming import Streams
+from penstock.node.api.streaming import STREAM_HEADERS, Streams
 from penstock.store.errors import DiskFull, LimitExceeded
 
 logger = structlog.get_logger("node")
@@ -110,7 +110,10 @@ class AdminApi:
         return handle
 
     async def _stream(self, operation: Operation, call: ApiCall, request: web.Request) -> web.StreamResponse:
-        """Send a stream. Raises ApiError before it has begun."""
+        """Send a stream, of which HEAD gets no line. Raises ApiError before it has begun."""
+        if request.method == hdrs.METH_HEAD:
+            async with aclosing(await operation.serve(call)):
+                return web.Response(headers=STREAM_HEADERS)
         with self.streams.place(request):
             async with aclosing(await operation.serve(call)) as lines:
                 return await self.streams.send(request, lines)

@@ -1,4 +1,4 @@
-"""What the admin API checks in the head of a request: that the target is UTF-8, and which versions its conditions name."""
+"""What the admin API checks in the head of a request: its target, and which versions its conditions name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from penstock.node.api.operation import ANY_VERSION, ApiError
+
+PARAMETERS_MAX: Final = 64
+"""Parameters of a query, of which no request has as many. To decode those that a whole first line holds would hold the loop."""
 
 _HEX: Final = "[0-9A-Fa-f]"
 _NEXT: Final = f"%[89AaBb]{_HEX}"
@@ -30,8 +33,17 @@ _TAGS: Final = re.compile(rf"{_TAG}(?:[ \t]*,[ \t]*{_TAG})*+")
 
 
 def check_target(request: web.BaseRequest) -> None:
-    """Raise ApiError if path and query are not UTF-8 in valid escapes. aiohttp would take what is invalid literally."""
+    """Raise ApiError if path and query are not UTF-8 in valid escapes, or the query has too many parameters.
+
+    aiohttp would take what is invalid literally.
+    """
     target = request.raw_path
+    if target.count("&") >= PARAMETERS_MAX:
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST,
+            f"path and query have {target.count('&')} times '&', so there are more than {PARAMETERS_MAX} parameters; give "
+            "fewer, and write '&' within a name as %26",
+        )
     found = _TARGET.match(target)
     end = found.end() if found is not None else 0
     if end < len(target):

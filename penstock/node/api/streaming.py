@@ -24,6 +24,9 @@ CHECK_S: Final = 10.0
 WRITE_S: Final = 30.0
 """Seconds that a caller may take to make room for a line. A slower one is disconnected."""
 
+STREAM_HEADERS: Final = {hdrs.CONTENT_TYPE: STREAM_TYPE, hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"}
+"""Headers of a stream. Neither caches nor proxies may keep its lines back."""
+
 IS_ALLOWED: Final = web.RequestKey[Callable[[], Awaitable[bool]]]("is_allowed")
 """Key of a request: returns whether whoever has sent it may still see the answer. Without it, the caller always may."""
 
@@ -68,8 +71,7 @@ class Streams:
 
     async def send(self, request: web.Request, lines: AsyncIterator[Any]) -> web.StreamResponse:
         """Send lines within `place`, until one of the two sides ends, and return the response."""
-        headers = {hdrs.CONTENT_TYPE: STREAM_TYPE, hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers=headers)
+        response = web.StreamResponse(headers=STREAM_HEADERS)
         await response.prepare(request)
         try:
             await self._send(request, response, lines)
