@@ -148,6 +148,11 @@ def _tailed(message: Mapping[str, Any]) -> dict[str, Any]:
 def _print_losses(state: Mapping[str, Any]) -> None:
     """Say on standard error what the tail does not show."""
     if state["left_out"]:
-        print_line(f"{state['left_out']:,} more messages, which --per-s leaves out", out=sys.stderr)
+        print_line(
+            f"{state['left_out']:,} more messages are not shown: they are beyond --per-s, or can't be read", out=sys.stderr
+        )
     if state["skipped_bytes"]:
-        print_line(f"{shown_bytes(state['skipped_bytes'])} of the log were passed over to keep up", out=sys.stderr)
+        print_line(
+            f"{shown_bytes(state['skipped_bytes'])} of the log were passed over: to keep up, or because they can't be read",
+            out=sys.stderr,
+        )

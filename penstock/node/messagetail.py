@@ -36,7 +36,7 @@ class MessageTail:
         self._position = store.committed_position
         self._matches: dict[bytes, bool] = {}
         self.skipped_bytes = 0
-        """Bytes of the log that nobody has looked at, because the tail was too far behind, or could not read them."""
+        """Bytes of the log that nobody has looked at, because the tail was too far behind, or could not read them any more."""
 
     @property
     def is_at_end(self) -> bool:
@@ -47,6 +47,8 @@ class MessageTail:
         """Return the positions of the messages in the next piece of the log, and go on to the one after it."""
         log, end = self._store.log, self._store.committed_position
         begin = max(self._position, log.start)
+        self.skipped_bytes += begin - self._position  # retention was faster
+        self._position = begin
         if begin >= end:
             return []
         if end - begin > BEHIND_BYTES_MAX:

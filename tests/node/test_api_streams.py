@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
@@ -108,6 +109,26 @@ async def test_a_tail_counts_what_it_does_not_show(broker: Broker, monkeypatch: 
     assert isinstance(shown, TailedMessage)
     assert isinstance(state, TailState)
     assert state.left_out == 2
+
+
+async def test_a_tail_counts_what_it_can_not_read(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = broker.node.store
+    reader = MessageReader(store)
+    monkeypatch.setattr(streams, "LOSS_S", 0.0)
+    operations = StreamOperations(store, reader, broker.node.registry, broker.node._totaller.prepare)
+    lines = await operations.messages(ApiCall(None, {}, TailQuery(), None))  # type: ignore[arg-type]  # nobody asks for it
+    assert isinstance(await anext(lines), TailState)
+    monkeypatch.setattr(reader, "read", AsyncMock(return_value=None))  # as for a damaged record
+    client = await broker.connect("device")
+    await client.publish("plant", b"x", 1)
+    state = await anext(lines)
+    assert isinstance(state, TailState)
+    assert state.left_out == 1
+    tail = MessageTail(store, "#")
+    tail._position -= 7
+    monkeypatch.setattr(type(store.log), "start", property(lambda log: log.written))  # retention has deleted the rest
+    assert tail.look() == []
+    assert tail.skipped_bytes == 7
 
 
 async def test_metrics_come_again_and_again(broker: Broker) -> None:

@@ -61,8 +61,18 @@ class TailState(msgspec.Struct, tag="state", tag_field="type", kw_only=True):
     """How the tail is: the first line, and then one every few seconds. Both figures count from the line before."""
 
     time_ms: int
-    left_out: Annotated[int, msgspec.Meta(description="Messages that match, but were more than `per_s`.")]
-    skipped_bytes: Annotated[int, msgspec.Meta(description="Bytes of the log that were passed over to keep up.")]
+    left_out: Annotated[
+        int,
+        msgspec.Meta(
+            description="Messages that match, but were more than `per_s`, or are damaged, expired or deleted already."
+        ),
+    ]
+    skipped_bytes: Annotated[
+        int,
+        msgspec.Meta(
+            description="Bytes of the log that were passed over: to keep up, or because they are damaged or deleted already."
+        ),
+    ]
 
 
 class MetricsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -155,9 +165,10 @@ class StreamOperations:
             positions = tail.look()
             spent_s = perf_counter() - began_s
             for position in positions:
-                if shown == query.per_s:
+                message = await self._reader.read(position) if shown < query.per_s else None
+                if message is None:
                     left_out += 1
-                elif (message := await self._reader.read(position)) is not None:
+                else:
                     shown += 1
                     yield _tailed(message, query.body_bytes)
             if perf_counter() - said_s > (LOSS_S if left_out or tail.skipped_bytes else STATE_S):
