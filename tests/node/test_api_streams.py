@@ -25,6 +25,7 @@ from penstock.node.messagetail import MessageTail
 from penstock.node.recordheads import PIECE_BYTES
 from tests.gateway.wire import Broker
 from tests.node.adminapi import Api, api, audited, broker
+from tests.waiting import until
 
 __all__ = ["api", "broker"]
 
@@ -155,8 +156,7 @@ async def test_streams_have_a_bound_of_their_own(broker: Broker, api: Api, monke
         status, why = await operator.refused("GET", "/streams/metrics")
         assert (status, "streams already" in why) == (429, True)
         await operator.ok("GET", "/clients")
-    async with stream(broker, "metrics") as reader:  # the place is free when the caller has hung up
-        await reader.line()
+    await until(lambda: not broker.node.api.streams._tasks)  # the place is free when the caller has hung up
     for path, role, expected in (
         ("/streams/messages", "viewer", 403),
         ("/streams/messages?filter=a%23", "operator", 400),
@@ -164,6 +164,12 @@ async def test_streams_have_a_bound_of_their_own(broker: Broker, api: Api, monke
         ("/streams/metrics?interval_ms=1", "viewer", 400),
     ):
         assert (await api(role).refused("GET", path))[0] == expected, path
+    async with stream(broker, "metrics") as reader:
+        await reader.line()
+        broker.node.api.streams.close()
+        assert await reader.line() is None
+    status, why = await operator.refused("GET", "/streams/metrics")
+    assert (status, "the node stops" in why) == (503, True)
 
 
 async def test_head_gets_no_lines_of_a_stream(broker: Broker, api: Api) -> None:

@@ -61,6 +61,7 @@ async def test_messages_are_printed_as_they_are_stored(broker: Broker, run: Any)
 
     async def tail(*arguments: str, role: str = "") -> tuple[int, str]:
         await until(lambda: not streams._tasks)
+        streams._is_closing = False
         running = asyncio.ensure_future(run("topics", "tail", *arguments, role=role))
         await until(lambda: streams._tasks)
         await client.publish("plant/1", b"on", 1)

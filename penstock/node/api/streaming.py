@@ -50,7 +50,9 @@ class Streams:
 
     @contextmanager
     def place(self, request: web.Request) -> Iterator[None]:
-        """Keep a place for a stream within the context. Raises ApiError if there is none."""
+        """Keep a place for a stream within the context. Raises ApiError if there is none, or the node stops."""
+        if self._is_closing:
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the node stops; ask another one, or this one when it is back")
         if len(self._tasks) >= self._streams_max:
             raise ApiError(
                 HTTPStatus.TOO_MANY_REQUESTS, f"there are {self._streams_max} streams already; end one of them, and try again"
@@ -63,7 +65,7 @@ class Streams:
             del self._tasks[connection]
 
     def close(self) -> None:
-        """End all streams."""
+        """End all streams, and let none begin any more."""
         self._is_closing = True
         for task in self._tasks.values():
             if task is not None:
